@@ -135,6 +135,7 @@ class ModelSpec(Record):
     max_positions: PositiveInt = 131072
     mtp: Mtp | None = None
     dflash: DFlash | None = None
+    shipped: str = Field("bf16", description="name of the precision policy the weights are published in")
     source: str = Field("", description="where the shapes come from")
 
     @property
