@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workbench.decode import e2m1, mxfp4
+from workbench.decode.blocks import DTYPES
 from workbench.decode.mxfp4 import MxFp4, ScaleRounding
 from workbench.errors import InputError
 
@@ -186,7 +187,7 @@ def test_a_non_finite_element_makes_only_its_block_nan(bad: float, rounding: Sca
 
 
 @both
-@pytest.mark.parametrize("dtype", mxfp4.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_narrow_inputs_quantise_like_their_float32_value(dtype: torch.dtype, rounding: ScaleRounding) -> None:
     x = (torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
     q, wide = mxfp4.quantize(x, rounding), mxfp4.quantize(x.float(), rounding)
@@ -222,7 +223,7 @@ def test_empty_tensors_stay_empty(shape: tuple[int, ...]) -> None:
 
 
 @both
-@pytest.mark.parametrize("dtype", mxfp4.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_passes_unchanged(dtype: torch.dtype, rounding: ScaleRounding) -> None:
     x = torch.linspace(-8, 8, 64).to(dtype).requires_grad_()
     upstream = torch.linspace(1, 2, 64).to(dtype)

@@ -2,7 +2,8 @@
 
 The sixteen codes stand for +-{0, 0.5, 1, 1.5, 2, 3, 4, 6}; there is no infinity and no NaN (OCP Microscaling
 Formats v1.0, section 5.3.3). Everything here is element-wise arithmetic without lookup tables, so it runs on any
-device, moves nothing between host and device, and fuses under ``torch.compile``.
+device, moves nothing between host and device, and fuses under ``torch.compile``. It only multiplies by powers of
+two: compiled code may approximate a division.
 """
 
 import torch
@@ -25,8 +26,10 @@ def nearest(magnitude: Tensor) -> Tensor:
     an even multiple is an even code. Values above 6, infinity included, give 6; NaN stays NaN.
     """
     clipped = magnitude.clamp(max=MAX)
-    step = torch.where(clipped < 2, 0.5, torch.where(clipped < 4, 1.0, 2.0))
-    return torch.round(clipped / step) * step
+    below_2, below_4 = clipped < 2, clipped < 4
+    steps_per_unit = torch.where(below_2, 2.0, torch.where(below_4, 1.0, 0.5))
+    step = torch.where(below_2, 0.5, torch.where(below_4, 1.0, 2.0))
+    return torch.round(clipped * steps_per_unit) * step
 
 
 def encode(values: Tensor) -> Tensor:
@@ -37,14 +40,14 @@ def encode(values: Tensor) -> Tensor:
     """
     magnitude = nearest(values.abs())
     # The code is concave and piecewise linear in the value: slope 2 up to 2, slope 1 up to 4, slope 1/2 up to 6.
-    code = torch.minimum(torch.minimum(magnitude * 2, magnitude + 2), magnitude / 2 + 4).to(torch.uint8)
+    code = torch.minimum(torch.minimum(magnitude * 2, magnitude + 2), magnitude * 0.5 + 4).to(torch.uint8)
     return torch.where(torch.signbit(values), code | SIGN, code)
 
 
 def decode(codes: Tensor) -> Tensor:
     """Return the float32 values of ``codes`` (uint8 in 0..15, any shape); code 8 gives -0.0."""
     code = (codes & 0x7).to(torch.float32)
-    magnitude = torch.maximum(torch.maximum(code / 2, code - 2), code * 2 - 8)
+    magnitude = torch.maximum(torch.maximum(code * 0.5, code - 2), code * 2 - 8)
     return torch.where((codes & SIGN) != 0, -magnitude, magnitude)
 
 

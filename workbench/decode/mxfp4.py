@@ -6,12 +6,14 @@ checkpoints (``blocks`` and ``scales``, low nibble = even index). docs/reference
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from workbench.decode import e2m1
+from workbench.decode.blocks import split, to_blocks
+from workbench.decode.straight_through import straight_through
 from workbench.errors import InputError
 
 BLOCK = 32
@@ -25,9 +27,6 @@ SCALE_NAN = 0xFF
 
 BITS_PER_VALUE = 4 + 8 / BLOCK
 """Storage cost of one value, its share of the scale included."""
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Input types; each converts to float32 without loss."""
 
 ScaleRounding = Literal["up", "ocp"]
 """How a block's largest magnitude, ``amax``, becomes a power-of-two scale.
@@ -49,7 +48,7 @@ class MxFp4:
         if self.blocks.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
             raise InputError(f"mxfp4: blocks are {self.blocks.dtype}, scales {self.scales.dtype}; both must be uint8")
         blocks, scales = tuple(self.blocks.shape), tuple(self.scales.shape)
-        if not blocks or blocks != (*scales[:-1], scales[-1] * BLOCK // 2):
+        if not scales or blocks != (*scales[:-1], scales[-1] * BLOCK // 2):
             raise InputError(f"mxfp4: blocks {blocks} do not fit scales {scales}; expected [..., K/2] and [..., K/32]")
 
 
@@ -59,10 +58,9 @@ def quantize(x: Tensor, rounding: ScaleRounding = "up") -> MxFp4:
     Elements round to nearest, ties to even, and saturate at +-6 scales. A block that holds a NaN or an infinity gets
     scale 0xFF and codes 0; a block of zeros gets scale 0. Raises InputError for another shape, dtype or rounding.
     """
-    blocks = _blocks(x)
+    blocks = to_blocks(x, BLOCK, "mxfp4")
     exponent = _shared_exponent(blocks, rounding)
-    finite = exponent != SCALE_NAN
-    scaled = torch.where(finite, blocks * _reciprocal(exponent), 0.0)
+    scaled = torch.where(exponent == SCALE_NAN, 0.0, blocks * _reciprocal(exponent))
     return MxFp4(e2m1.pack(e2m1.encode(scaled).flatten(-2)), exponent.squeeze(-1).to(torch.uint8))
 
 
@@ -72,7 +70,7 @@ def dequantize(q: MxFp4, dtype: torch.dtype = torch.float32) -> Tensor:
     float32 holds every MXFP4 value exactly, down to 2^-128; products beyond its range become infinite. Narrower
     dtypes round once more.
     """
-    values = _split(e2m1.decode(e2m1.unpack(q.blocks)))
+    values = split(e2m1.decode(e2m1.unpack(q.blocks)), BLOCK)
     return (values * scale_value(q.scales).unsqueeze(-1)).flatten(-2).to(dtype)
 
 
@@ -82,50 +80,21 @@ def fake_quantize(x: Tensor, rounding: ScaleRounding = "up") -> Tensor:
     The gradient passes unchanged through every element, saturated ones included: the scale follows ``amax``, so a
     clipped maximum is still the element that decides the block's range. Same inputs and errors as :func:`quantize`.
     """
-    return _StraightThrough.apply(x, rounding)  # type: ignore[no-any-return, no-untyped-call]
+    blocks = to_blocks(x.detach(), BLOCK, "mxfp4")
+    exponent = _shared_exponent(blocks, rounding)
+    magnitude = e2m1.nearest(blocks.abs() * _reciprocal(exponent))
+    values = torch.copysign(magnitude, blocks) * scale_value(exponent)
+    return straight_through(x, values.flatten(-2).to(x.dtype))
 
 
 def scale_value(scales: Tensor) -> Tensor:
-    """Return 2^(byte - 127) as float32 for scale bytes (uint8, any shape); 0xFF gives NaN.
+    """Return 2^(byte - 127) as float32 for scale bytes (integers of any shape); 0xFF gives NaN.
 
     The byte is the exponent field of a float32, except for byte 0, which is the subnormal 2^-127.
     """
     exponent = scales.to(torch.int32)
     value = torch.where(exponent == 0, 0x0040_0000, exponent << 23).view(torch.float32)
     return torch.where(exponent == SCALE_NAN, float("nan"), value)
-
-
-class _StraightThrough(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, rounding: ScaleRounding) -> Tensor:
-        blocks = _blocks(x)
-        exponent = _shared_exponent(blocks, rounding)
-        magnitude = e2m1.nearest(blocks.abs() * _reciprocal(exponent))
-        values = torch.copysign(magnitude, blocks) * scale_value(exponent)
-        return values.flatten(-2).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ScaleRounding], output: Tensor) -> None:
-        """Nothing to save: the gradient does not depend on the input."""
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
-
-
-def _blocks(x: Tensor) -> Tensor:
-    """Return ``x`` as float32 [..., K/32, 32], or raise InputError."""
-    if x.dtype not in DTYPES:
-        raise InputError(f"mxfp4: cannot quantise {x.dtype}; convert to float32, bfloat16 or float16")
-    if x.ndim == 0 or x.shape[-1] % BLOCK:
-        raise InputError(f"mxfp4: shape {tuple(x.shape)}: the last axis must be a multiple of {BLOCK}; pad it")
-    return _split(x.to(torch.float32))
-
-
-def _split(values: Tensor) -> Tensor:
-    return values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
 
 
 def _shared_exponent(blocks: Tensor, rounding: ScaleRounding) -> Tensor:
