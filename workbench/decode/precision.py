@@ -35,7 +35,8 @@ class TensorClass(StrEnum):
     NORM = "norm"  # norms, biases and attention sinks: vectors
     HEAD = "head"
     MTP_PROJ = "mtp_proj"  # joins hidden state and embedding in an MTP module
-    DFLASH = "dflash"  # every matrix of the drafter
+    DFLASH_PROJ = "dflash_proj"  # projects the tapped features of the target
+    DFLASH = "dflash"  # matrices of the drafter's layers
     KV_CACHE = "kv_cache"
     LINEAR_STATE = "linear_state"  # recurrent state of the gated delta layers
 

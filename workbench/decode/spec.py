@@ -28,8 +28,10 @@ class GQA(Record):
     v_dim: PositiveInt
     bias: bool = False
     qk_norm: bool = False
-    sinks: bool = Field(False, description="one learned logit per head that takes part in the softmax only")
-    output_gate: bool = Field(False, description="the query projection also yields a gate of the output's width")
+    sinks: bool = Field(default=False, description="one learned logit per head that takes part in the softmax only")
+    output_gate: bool = Field(
+        default=False, description="the query projection also yields a gate of the output's width"
+    )
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
@@ -80,8 +82,8 @@ class MoE(Record):
     experts: PositiveInt
     top_k: PositiveInt
     inter: PositiveInt
-    shared: int = Field(0, ge=0)
-    shared_inter: PositiveInt | None = Field(None, description="width of one shared expert; default: inter")
+    shared: int = Field(default=0, ge=0)
+    shared_inter: PositiveInt | None = Field(default=None, description="width of one shared expert; default: inter")
     bias: bool = False
 
     @model_validator(mode="after")
@@ -95,7 +97,7 @@ class Mtp(Record):
     """Multi-token-prediction modules shipped with the model."""
 
     modules: PositiveInt
-    dense_inter: PositiveInt | None = Field(None, description="width of its dense FFN; absent: the model's MoE")
+    dense_inter: PositiveInt | None = Field(default=None, description="width of its dense FFN; absent: the model's MoE")
 
 
 class DFlash(Record):
@@ -106,7 +108,7 @@ class DFlash(Record):
     window: PositiveInt
     inter: PositiveInt
     taps: tuple[int, ...] = Field(description="target layers whose outputs are injected, counted from 0")
-    heads: PositiveInt | None = Field(None, description="default: the target's")
+    heads: PositiveInt | None = Field(default=None, description="default: the target's")
     kv_heads: PositiveInt | None = None
     qk_dim: PositiveInt | None = None
 
@@ -126,7 +128,7 @@ class ModelSpec(Record):
     sliding: GQA | None = None
     linear: GatedDelta | None = None
     window: PositiveInt | None = None
-    dense_first: int = Field(0, ge=0, description="leading layers with a dense FFN instead of experts")
+    dense_first: int = Field(default=0, ge=0, description="leading layers with a dense FFN instead of experts")
     dense_inter: PositiveInt | None = None
     moe: MoE | None = None
     tied_head: bool = False
@@ -135,8 +137,8 @@ class ModelSpec(Record):
     max_positions: PositiveInt = 131072
     mtp: Mtp | None = None
     dflash: DFlash | None = None
-    shipped: str = Field("bf16", description="name of the precision policy the weights are published in")
-    source: str = Field("", description="where the shapes come from")
+    shipped: str = Field(default="bf16", description="name of the precision policy the weights are published in")
+    source: str = Field(default="", description="where the shapes come from")
 
     @property
     def layers(self) -> int:
