@@ -24,6 +24,10 @@ State = Literal["open", "sealed", "salvaged", "failed"]
 written is there. salvaged: was open, made readable by ``workbench check --salvage``."""
 
 
+class NewerSchemaError(InputError):
+    """A newer version wrote the bundle; this one might misread its tables."""
+
+
 class ClockSource(msgspec.Struct, frozen=True, kw_only=True):
     """How one instrument's clock was brought onto the bundle's: ``bundle = source + offset_ns``."""
 
@@ -128,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest:
         if not isinstance(data, dict) or not isinstance(version := data.get("schema_version"), int):
             raise InputError(f"{path}: no schema_version", hint=_salvage_hint(folder))
         if version > SCHEMA_VERSION:
-            raise InputError(
+            raise NewerSchemaError(
                 f"{path}: schema version {version} is newer than this tool reads ({SCHEMA_VERSION})",
                 hint=f"upgrade decode-workbench; it was written by {str(data.get('tool_version', '?'))[:40]!r}",
             )
@@ -144,7 +148,11 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of ``folder`` in one step that survives a crash. Raises OSError when the disk is full."""
-    text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+    try:
+        text = msgspec.json.encode(manifest, order="sorted")
+    except UnicodeEncodeError:  # a command line with bytes that are not UTF-8
+        text = msgspec.json.encode(_encodable(msgspec.to_builtins(manifest)), order="sorted")
+    text = msgspec.json.format(text, indent=1)
     temporary = folder / f"{MANIFEST}.tmp"
     with temporary.open("wb") as file:
         file.write(text)
@@ -156,11 +164,22 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make renames in ``folder`` durable."""
+    if os.name == "nt":  # folders cannot be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _encodable(data: Any) -> Any:
+    """Return ``data`` with lone surrogates in its strings spelt out."""
+    if isinstance(data, str):
+        return data.encode("utf-8", "backslashreplace").decode()
+    if isinstance(data, dict):
+        return {_encodable(key): _encodable(value) for key, value in data.items()}
+    return [_encodable(item) for item in data] if isinstance(data, list) else data
 
 
 def _salvage_hint(folder: Path) -> str:
