@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -264,7 +265,7 @@ def test_expert_counts_for_a_dense_model_are_refused() -> None:
         ({"context": 1025}, "context=1025"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], field: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], field: str) -> None:
     with pytest.raises(InputError, match=field):
         step_bytes(load_preset("nano"), load_policy("bf16"), **sizes)
 
