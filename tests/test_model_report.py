@@ -2,11 +2,12 @@
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from workbench.decode.bytes import draft_bytes, step_bytes
-from workbench.decode.precision import load_policy
+from workbench.decode.precision import load_policy, policy_names
 from workbench.decode.presets import load_preset, preset_names
 from workbench.errors import InputError
 from workbench.hardware import hardware_names
@@ -181,3 +182,12 @@ def test_names_that_are_not_known_are_refused() -> None:
         model_report("nano", hardware="x")
     with pytest.raises(InputError, match="no dflash"):
         model_report("glm-5.2", drafter="dflash")
+
+
+def test_reference_page_names_every_key() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "byte-model.md").read_text(encoding="utf-8")
+    optional = {"distinct_experts_per_layer", "draft_params", "draft_read_bytes_per_rank"}
+    missing = [key for key in (KEYS - {"schema"}) | TOTALS | ROW | optional if f"`{key}`" not in page]
+    assert missing == []
+    assert SCHEMA in page
+    assert all(f"`{policy}`" in page for policy in policy_names())
