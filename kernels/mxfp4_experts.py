@@ -1,0 +1,526 @@
+"""MXFP4 routed experts for 1 to 16 tokens: gate-up with activation, down with routing-weighted combine.
+
+Reference (fp32 or fp64): for each chosen pair (token t, slot j), expert e = ids[t, j]:
+``h = act(x[t] @ Wg[e].T + bg[e], x[t] @ Wu[e].T + bu[e])`` and ``y[t] = sum_j weights[t, j] * (Wd[e] @ h + bd[e])``.
+``act`` is SwiGLU, ``silu(g) * u``, or gpt-oss's ``g * sigmoid(alpha g) * (u + 1)`` with both inputs clamped to
+``limit`` (g only from above); openai/gpt-oss ``torch/model.py``.
+
+Shapes: x bf16[T, K], ids int32[T, k], weights fp32[T, k]; packed weights as ``mxfp4_layout`` lays them out.
+Byte floor: D distinct experts x rows x columns x 17/32 bytes, plus activations. Instruction floor a weight:
+11/8 decode + 1/8 pack-free MMA + 1/4 scale + 1/4 scale decode (16 token columns: 1/2 more).
+
+One launch covers every distinct expert: program (row tile, pair) returns at once unless its pair is the first of
+its expert, so tokens that share an expert share its one weight stream; tokens are the MMA's columns, and rows of x
+that the expert does not own are masked off. Weights go from 16-byte loads through shifts and masks straight into
+``mma.m16n8k16`` registers: the layout makes every Triton layout conversion in the loop an identity. Each 32-column
+block is one small product scaled in fp32. Warps of a program split K (``kw``) or rows (``rw``); programs split K
+further (``split``), and the last one to arrive reduces in fixed order, so results are reproducible bit for bit.
+
+bf16 weights come out of the decode as value x 2^-126, partly subnormal (tensor cores keep bf16 subnormals). The
+activation is scaled by 2^64 first (exact below 2^63) and the sum by 2^62, so that no product is lost.
+A scale byte of 0 (2^-127) counts as zero.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
+# ruff: noqa: N803, N806, SIM108
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from workbench.kernels.contract import EMULATED, expect, power_of_2, require
+from workbench.kernels.floor import Floor
+from workbench.kernels.workspace import Workspace
+
+Activation = Literal["silu", "gptoss"]
+
+#: ``h`` is stored times 2^H_EXPONENT, as the down projection wants it.
+H_EXPONENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """How the work is cut.
+
+    ``kw`` warps of a program share a row tile's K; ``rw`` groups of them take different tiles; ``r`` tiles a warp
+    (1 or 2); ``split`` programs share K; a warp takes ``unroll`` chunks of 64 columns a loop turn. All powers of two.
+    """
+
+    kw: int = 8
+    rw: int = 1
+    r: int = 1
+    split: int = 1
+    unroll: int = 2
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of one program."""
+        return self.kw * self.rw
+
+
+SPACE = (
+    ExpertConfig(8, 1, 1, 1, 2),
+    ExpertConfig(8, 1, 1, 1, 4),
+    ExpertConfig(8, 1, 1, 1, 8),
+    ExpertConfig(16, 1, 1, 1, 4),
+    ExpertConfig(8, 1, 2, 1, 1),
+    ExpertConfig(4, 1, 1, 1, 4),
+    ExpertConfig(4, 1, 1, 1, 2),
+    ExpertConfig(4, 2, 1, 1, 2),
+    ExpertConfig(4, 1, 2, 1, 2),
+    ExpertConfig(16, 1, 1, 1, 1),
+    ExpertConfig(8, 1, 1, 2, 2),
+    ExpertConfig(4, 1, 1, 4, 2),
+    ExpertConfig(2, 2, 1, 1, 2),
+    ExpertConfig(1, 8, 1, 1, 2),
+    ExpertConfig(1, 4, 1, 1, 4),
+)
+
+
+def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132) -> ExpertConfig:
+    """Choose by rule: about six chunks a warp, at least four warps a program, enough programs to fill the card.
+
+    ``tiles`` row tiles of 16, ``chunks`` of 64 columns, ``pairs`` chosen (token, expert) pairs.
+    """
+    kw = min(8, power_of_2(-(-chunks // 6)))
+    rw = max(1, 4 // kw)
+    split = 1
+    while tiles // rw * pairs * split < 2 * sms and chunks // (kw * split) >= 8:
+        split *= 2
+    return ExpertConfig(kw, rw, 1, split, 2 if chunks > kw * split else 1)
+
+
+@triton.jit
+def _pair(w, pair: tl.constexpr):
+    """Decode one pair of every word: bf16x2 bits of value x 2^-126."""
+    if pair == 0:
+        return w & -0x7E3F7E40
+    elif pair == 1:
+        return (w << 3) & -0x7E3F7E40
+    elif pair == 2:
+        return ((w << 1) & -0x7FFF8000) | ((w << 6) & 0x01C001C0)
+    else:
+        return ((w << 2) & -0x7FFF8000) | ((w >> 3) & 0x01C001C0)
+
+
+@triton.jit
+def _scale(s, byte: tl.constexpr):
+    """Turn E8M0 byte ``byte`` of every word into the fp32 number it stands for."""
+    if byte == 3:
+        bits = s >> 1
+    else:
+        bits = s << (23 - 8 * byte)
+    return (bits & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _widen(x):
+    """bf16 to fp32 by bits: the interpreter's own conversion loses subnormals."""
+    return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _dot(a, b):
+    if EMULATED:
+        return tl.dot(_widen(a), _widen(b), input_precision="ieee")
+    else:
+        return tl.dot(a, b)
+
+
+@triton.jit
+def _scaled_activation(x):
+    if EMULATED:
+        return (x.to(tl.float32) * 18446744073709551616.0).to(tl.bfloat16)
+    else:
+        return x * 18446744073709551616.0
+
+
+@triton.jit
+def _owners(ids_ptr, expert, token, T: tl.constexpr, TOPK: tl.constexpr):
+    """Return, for each token, the pair (token * TOPK + slot) that chose ``expert``, or -1."""
+    pair = tl.full(token.shape, -1, tl.int32)
+    for slot in tl.static_range(TOPK):
+        chosen = tl.load(ids_ptr + token * TOPK + slot, mask=token < T, other=-1)
+        pair = tl.where(chosen == expert, token * TOPK + slot, pair)
+    return pair
+
+
+@triton.jit
+def _is_first(ids_ptr, expert, pair, PAIRS: tl.constexpr):
+    """Whether no earlier pair chose the same expert."""
+    index = tl.arange(0, PAIRS)
+    earlier = tl.load(ids_ptr + index, mask=index < pair, other=-1)
+    return tl.sum((earlier == expert).to(tl.int32), 0) == 0
+
+
+@triton.jit
+def _products(
+    w_ptr,
+    s_ptr,
+    x_ptr,
+    ids_ptr,
+    expert,
+    block,
+    part,
+    tiles,
+    chunks,
+    T: tl.constexpr,
+    TOPK: tl.constexpr,
+    X_BY_PAIR: tl.constexpr,
+    X_SCALED: tl.constexpr,
+    TN: tl.constexpr,
+    KW: tl.constexpr,
+    RW: tl.constexpr,
+    R: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Return W @ x of row tiles ``block * RW * R ..`` over K part ``part``, fp32[RW, R * 16, TN], true scale.
+
+    A turn takes UNROLL chunks a warp, all loads first; the next turn's weights are requested before this turn's
+    arithmetic. Row indices are flat, in the order in which Triton deals rows to lanes, warps and registers.
+    """
+    NW: tl.constexpr = KW * RW
+    REP: tl.constexpr = TN // 8
+    wi = tl.arange(0, UNROLL * R * NW * 32)
+    w_warp = wi // 32 % NW
+    w_tile = w_warp // KW * R + wi // (NW * 32) % R
+    w_chunk = wi // (R * NW * 32) * (SPLIT * KW) + part * KW + w_warp % KW
+    w_tile_ok = block * RW * R + w_tile < tiles
+    first_tile = (block * RW * R).to(tl.int64) * chunks
+    w_at = w_ptr + first_tile * 128 + ((w_tile * chunks + w_chunk) * 128 + wi % 32 * 4)[:, None]
+    w_at += tl.arange(0, 4)[None, :]
+
+    b_index = tl.arange(0, UNROLL * NW)[:, None, None]
+    s_tile = b_index % NW // KW * R + tl.arange(0, R)[None, :, None]
+    s_chunk = b_index // NW * (SPLIT * KW) + part * KW + b_index % KW
+    s_tile_ok = block * RW * R + s_tile < tiles
+    s_at = s_ptr + first_tile * 8 + (s_tile * chunks + s_chunk) * 8 + tl.arange(0, 8)[None, None, :]
+
+    xi = tl.arange(0, UNROLL * REP * NW * 32)
+    token = xi // (NW * 32) % REP * 8 + xi % 32 // 4
+    owner = _owners(ids_ptr, expert, token, T, TOPK)
+    x_chunk = xi // (REP * NW * 32) * (SPLIT * KW) + part * KW + xi // 32 % KW
+    if X_BY_PAIR:
+        x_row = tl.maximum(owner, 0)
+    else:
+        x_row = token
+    x_at = x_ptr + ((x_row * chunks + x_chunk) * 64 + xi % 4 * 8)[:, None] + tl.arange(0, 8)[None, :]
+
+    acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
+    w_next = tl.load(w_at, mask=(w_tile_ok & (w_chunk < chunks))[:, None], other=0)
+    s_next = tl.load(s_at, mask=s_tile_ok & (s_chunk < chunks), other=0)
+    for turn in range(TURNS):
+        w = w_next
+        s = s_next
+        here = turn * (UNROLL * SPLIT * KW)
+        x_ok = ((owner >= 0) & (x_chunk + here < chunks))[:, None]
+        x0 = tl.load(x_at + here * 64, mask=x_ok, other=0.0)
+        x1 = tl.load(x_at + here * 64 + 32, mask=x_ok, other=0.0)
+        if TURNS > 1:
+            then = here + UNROLL * SPLIT * KW
+            w_next = tl.load(w_at + then * 128, mask=(w_tile_ok & (w_chunk + then < chunks))[:, None], other=0)
+            s_next = tl.load(s_at + then * 8, mask=s_tile_ok & (s_chunk + then < chunks), other=0)
+        # (unroll, replica, warp, g, c, row half, word half) -> (unroll, warp, replica, row half, g, c, word half)
+        w = w.reshape(UNROLL, R, NW, 8, 4, 2, 2).trans(0, 2, 1, 5, 3, 4, 6).reshape(UNROLL * NW, R * 16, 8)
+        for b in tl.static_range(2):
+            if b == 0:
+                x = x0
+            else:
+                x = x1
+            if not X_SCALED:
+                x = _scaled_activation(x)
+            # (unroll, replica, warp, g, c, h, word half, e) -> (unroll, warp, h, c, word half, e, replica, g)
+            x = x.reshape(UNROLL, REP, NW, 8, 4, 2, 2, 2).trans(0, 2, 5, 4, 6, 7, 1, 3).reshape(UNROLL * NW, 32, TN)
+            d = tl.join(_pair(w, 2 * b), _pair(w, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16, 16)
+            low = d.to(tl.int16).to(tl.bfloat16, bitcast=True)
+            high = (d >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+            q = _dot(tl.join(low, high).reshape(UNROLL * NW, R * 16, 32), x)
+            scale = tl.join(_scale(s, 2 * b), _scale(s, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16)
+            acc += q * scale[:, :, None]
+    acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
+    return tl.sum(acc.reshape(RW, KW, R * 16, TN), 1) * 4611686018427387904.0
+
+
+@triton.jit
+def _arrive(counter_ptr, arrivals: tl.constexpr):
+    """Count this program in; true for the last of ``arrivals``, which also resets the counter for the next launch."""
+    tl.debug_barrier()
+    before = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+    last = before == arrivals - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    tl.debug_barrier()
+    return last
+
+
+@triton.jit
+def _activate(gate, up, alpha, limit, GPTOSS: tl.constexpr):
+    if GPTOSS:
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return gate / (1.0 + tl.exp(-alpha * gate)) * (up + 1.0)
+    else:
+        return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def gate_up_kernel(
+    w_ptr,
+    s_ptr,
+    x_ptr,
+    ids_ptr,
+    bias_ptr,
+    h_ptr,
+    partial_ptr,
+    counter_ptr,
+    tiles,
+    chunks,
+    alpha,
+    limit,
+    T: tl.constexpr,
+    TOPK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    GPTOSS: tl.constexpr,
+    BIAS: tl.constexpr,
+    TN: tl.constexpr,
+    KW: tl.constexpr,
+    RW: tl.constexpr,
+    R: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    block = tl.program_id(0) // SPLIT
+    part = tl.program_id(0) % SPLIT
+    pair = tl.program_id(1)
+    expert = tl.load(ids_ptr + pair)
+    if not _is_first(ids_ptr, expert, pair, PAIRS):
+        return
+    at = expert.to(tl.int64) * tiles * chunks
+    acc = _products(
+        w_ptr + at * 128, s_ptr + at * 8, x_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
+        False, False, TN, KW, RW, R, SPLIT, TURNS, UNROLL,
+    )  # fmt: skip
+    inter = tiles * 8
+    token = tl.arange(0, TN)
+    owner = _owners(ids_ptr, expert, token, T, TOPK)
+    tile = block * RW * R + tl.arange(0, RW * R)
+    acc = acc.reshape(RW * R, 2, 8, TN)
+    if SPLIT > 1:
+        row = (tile[:, None, None] * 2 + tl.arange(0, 2)[None, :, None]) * 8 + tl.arange(0, 8)[None, None, :]
+        ok = (row < inter * 2)[:, :, :, None] & (owner >= 0)[None, None, None, :]
+        slot = tl.maximum(owner, 0).to(tl.int64) * inter * 2
+        at_partial = slot[None, None, None, :] + row[:, :, :, None]
+        pairs_rows = tl.num_programs(1).to(tl.int64) * inter * 2
+        tl.store(partial_ptr + part * pairs_rows + at_partial, acc, mask=ok)
+        if not _arrive(counter_ptr + block * tl.num_programs(1) + pair, SPLIT):
+            return
+        acc = tl.zeros((RW * R, 2, 8, TN), tl.float32)
+        for other in tl.static_range(SPLIT):
+            acc += tl.load(partial_ptr + other * pairs_rows + at_partial, mask=ok, other=0.0, cache_modifier=".cg")
+    gate, up = acc.trans(0, 2, 3, 1).split()
+    unit = tile[:, None] * 8 + tl.arange(0, 8)[None, :]
+    if BIAS:
+        at_bias = bias_ptr + expert.to(tl.int64) * inter * 2 + unit
+        gate += tl.load(at_bias, mask=unit < inter, other=0.0).to(tl.float32)[:, :, None]
+        up += tl.load(at_bias + inter, mask=unit < inter, other=0.0).to(tl.float32)[:, :, None]
+    h = _activate(gate, up, alpha, limit, GPTOSS) * 18446744073709551616.0
+    at_h = h_ptr + tl.maximum(owner, 0).to(tl.int64)[None, None, :] * inter + unit[:, :, None]
+    tl.store(at_h, h.to(tl.bfloat16), mask=(unit < inter)[:, :, None] & (owner >= 0)[None, None, :])
+
+
+@triton.jit
+def down_kernel(
+    w_ptr,
+    s_ptr,
+    h_ptr,
+    ids_ptr,
+    weights_ptr,
+    bias_ptr,
+    base_ptr,
+    y_ptr,
+    partial_ptr,
+    counter_ptr,
+    tiles,
+    chunks,
+    T: tl.constexpr,
+    TOPK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BASE: tl.constexpr,
+    TN: tl.constexpr,
+    KW: tl.constexpr,
+    RW: tl.constexpr,
+    R: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    block = tl.program_id(0) // SPLIT
+    part = tl.program_id(0) % SPLIT
+    pair = tl.program_id(1)
+    hidden = tiles * 16
+    expert = tl.load(ids_ptr + pair)
+    row = block * RW * R * 16 + tl.arange(0, RW * R * 16)
+    if _is_first(ids_ptr, expert, pair, PAIRS):
+        at = expert.to(tl.int64) * tiles * chunks
+        acc = _products(
+            w_ptr + at * 128, s_ptr + at * 8, h_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
+            True, True, TN, KW, RW, R, SPLIT, TURNS, UNROLL,
+        )  # fmt: skip
+        acc = acc.reshape(RW * R * 16, TN)
+        owner = _owners(ids_ptr, expert, tl.arange(0, TN), T, TOPK)
+        if BIAS:
+            biased = tl.where(part == 0, hidden, 0)  # one part of K adds it
+            bias = tl.load(bias_ptr + expert.to(tl.int64) * hidden + row, mask=row < biased, other=0.0)
+            acc += bias.to(tl.float32)[:, None]
+        acc *= tl.load(weights_ptr + owner, mask=owner >= 0, other=0.0)[None, :]
+        slot = (part * (T * TOPK) + tl.maximum(owner, 0)).to(tl.int64) * hidden
+        ok = (row < hidden)[:, None] & (owner >= 0)[None, :]
+        tl.store(partial_ptr + slot[None, :] + row[:, None], acc, mask=ok)
+    if _arrive(counter_ptr + block, SPLIT * T * TOPK):
+        for t in range(T):
+            if BASE:
+                total = tl.load(base_ptr + t * hidden + row, mask=row < hidden, other=0.0).to(tl.float32)
+            else:
+                total = tl.zeros((RW * R * 16,), tl.float32)
+            for term in tl.static_range(SPLIT * TOPK):
+                slot = term // TOPK * T * TOPK + t * TOPK + term % TOPK
+                at_partial = partial_ptr + slot.to(tl.int64) * hidden + row
+                total += tl.load(at_partial, mask=row < hidden, other=0.0, cache_modifier=".cg")
+            tl.store(y_ptr + t * hidden + row, total.to(tl.bfloat16), mask=row < hidden)
+
+
+def floor(tokens: int, distinct: int, rows: int, columns: int) -> Floor:
+    """Return the floor of one projection: ``distinct`` experts of ``rows`` x ``columns`` weights, bf16 in and out."""
+    weights = distinct * rows * columns
+    halves = 1 if tokens <= 8 else 2
+    eighths = 11 + 2 + halves * (1 + 2)
+    return Floor(weights * 17 // 32 + 2 * tokens * columns, 2 * tokens * rows, weights * eighths // 8)
+
+
+def _check_common(
+    kernel: str, words: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, config: ExpertConfig | None
+) -> tuple[int, int, int, int]:
+    device = words.device
+    expect(kernel, "words", words, torch.int32, (None, None, None, 128))
+    experts, tiles, chunks, _ = words.shape
+    expect(kernel, "scale_words", scales, torch.int32, (experts, tiles, chunks, 8), device=device)
+    expect(kernel, "ids", ids, torch.int32, (None, None), device=device)
+    tokens, top_k = ids.shape
+    require(kernel, 1 <= tokens <= 16, f"ids hold {tokens} tokens, the kernel takes 1 to 16")
+    require(kernel, 1 <= top_k <= 16, f"ids hold {top_k} experts a token, the kernel takes 1 to 16")
+    if config is not None:
+        for name in ("kw", "rw", "r", "split", "unroll"):
+            value = getattr(config, name)
+            require(kernel, value >= 1 and value == power_of_2(value), f"config.{name}={value} is not a power of two")
+        require(kernel, config.num_warps <= 16, f"config uses {config.num_warps} warps, the kernel takes up to 16")
+    return experts, tiles, chunks, tokens
+
+
+def _cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int) -> dict[str, int]:
+    a_warp = -(-chunks // (config.kw * config.split))
+    unroll = min(config.unroll, power_of_2(a_warp))
+    return {
+        "PAIRS": power_of_2(pairs),
+        "TN": 8 if tokens <= 8 else 16,
+        "KW": config.kw,
+        "RW": config.rw,
+        "R": config.r,
+        "SPLIT": config.split,
+        "TURNS": -(-a_warp // unroll),
+        "UNROLL": unroll,
+        "num_warps": config.num_warps,
+        "num_stages": 1,
+    }
+
+
+def gate_up(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    words: torch.Tensor,
+    scale_words: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    activation: Activation = "silu",
+    alpha: float = 1.702,
+    limit: float = 7.0,
+    out: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
+    config: ExpertConfig | None = None,
+) -> torch.Tensor:
+    """Return ``h``, bf16[T * k, I]: the activated products of every chosen pair, times 2^64 (``H_EXPONENT``).
+
+    ``x`` bf16[T, K], T 1 to 16; ``ids`` int32[T, k], distinct within a token; ``words``, ``scale_words`` from
+    ``relayout`` with paired gate and up rows; ``bias`` bf16[E, 2, I] (gate, then up).
+    ``workspace`` is needed when ``config.split`` > 1. Raises InputError before launch for anything else.
+    """
+    kernel = "mxfp4 gate_up"
+    experts, tiles, chunks, tokens = _check_common(kernel, words, scale_words, ids, config)
+    pairs, inter = ids.numel(), tiles * 8
+    expect(kernel, "x", x, torch.bfloat16, (tokens, chunks * 64), device=words.device)
+    if bias is not None:
+        expect(kernel, "bias", bias, torch.bfloat16, (experts, 2, inter), device=words.device)
+    require(kernel, activation in ("silu", "gptoss"), f"activation={activation!r} is unknown", hint="silu or gptoss")
+    config = config or default_config(tiles, chunks, pairs)
+    if out is None:
+        out = torch.empty(pairs, inter, dtype=torch.bfloat16, device=x.device)
+    expect(kernel, "out", out, torch.bfloat16, (pairs, inter), device=x.device)
+    blocks = -(-tiles // (config.rw * config.r))
+    if config.split == 1:
+        partial, counters = out, ids  # unused by the compiled kernel
+    else:
+        workspace = workspace or Workspace(x.device)
+        partial, counters = workspace.take(kernel, config.split * pairs * inter * 2, blocks * pairs)
+    gate_up_kernel[(blocks * config.split, pairs)](
+        words, scale_words, x, ids, x if bias is None else bias, out, partial, counters, tiles, chunks, alpha, limit,
+        T=tokens, TOPK=ids.shape[1], GPTOSS=activation == "gptoss", BIAS=bias is not None,
+        **_cut(config, tokens, pairs, chunks),
+    )  # fmt: skip
+    return out
+
+
+def down(
+    h: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    words: torch.Tensor,
+    scale_words: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
+    config: ExpertConfig | None = None,
+) -> torch.Tensor:
+    """Return ``y``, bf16[T, H]: the routing-weighted sum over each token's experts, plus ``base`` where given.
+
+    ``h`` bf16[T * k, I] as ``gate_up`` leaves it (times 2^64); ``weights`` fp32[T, k]; ``bias`` bf16[E, H];
+    ``base`` bf16[T, H], e.g. the shared expert's output. Raises InputError before launch for anything else.
+    """
+    kernel = "mxfp4 down"
+    experts, tiles, chunks, tokens = _check_common(kernel, words, scale_words, ids, config)
+    pairs, hidden, device = ids.numel(), tiles * 16, words.device
+    expect(kernel, "h", h, torch.bfloat16, (pairs, chunks * 64), device=device)
+    expect(kernel, "weights", weights, torch.float32, tuple(ids.shape), device=device)
+    if bias is not None:
+        expect(kernel, "bias", bias, torch.bfloat16, (experts, hidden), device=device)
+    if base is not None:
+        expect(kernel, "base", base, torch.bfloat16, (tokens, hidden), device=device)
+    config = config or default_config(tiles, chunks, pairs)
+    if out is None:
+        out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=device)
+    expect(kernel, "out", out, torch.bfloat16, (tokens, hidden), device=device)
+    workspace = workspace or Workspace(device)
+    blocks = -(-tiles // (config.rw * config.r))
+    partial, counters = workspace.take(kernel, config.split * pairs * hidden, blocks)
+    down_kernel[(blocks * config.split, pairs)](
+        words, scale_words, h, ids, weights, h if bias is None else bias, h if base is None else base, out,
+        partial, counters, tiles, chunks, T=tokens, TOPK=ids.shape[1], BIAS=bias is not None, BASE=base is not None,
+        **_cut(config, tokens, pairs, chunks),
+    )  # fmt: skip
+    return out

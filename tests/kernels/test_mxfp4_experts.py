@@ -1,0 +1,154 @@
+"""The expert kernels against a float64 reference on checkpoint-form weights."""
+
+import pytest
+import torch
+
+from workbench.errors import InputError
+from workbench.kernels.contract import power_of_2
+from workbench.kernels.mxfp4_experts import H_EXPONENT, ExpertConfig, default_config, down, floor, gate_up
+from workbench.kernels.mxfp4_layout import dequantise, relayout
+from workbench.kernels.workspace import Workspace
+
+
+def random_weights(experts: int, rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(115, 124, (experts, rows, columns // 32), dtype=torch.uint8, generator=generator)
+    return blocks, scales
+
+
+def reference_gate_up(
+    x: torch.Tensor, ids: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, gptoss: bool
+) -> torch.Tensor:
+    """``w`` float64[E, 2, I, K]."""
+    out = []
+    for t in range(ids.shape[0]):
+        for e in ids[t].tolist():
+            gate, up = (w[e] @ x[t].double()).unbind(0)
+            if bias is not None:
+                gate, up = gate + bias[e, 0].double(), up + bias[e, 1].double()
+            if gptoss:
+                gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+                out.append(gate * torch.sigmoid(1.702 * gate) * (up + 1))
+            else:
+                out.append(gate * torch.sigmoid(gate) * up)
+    return torch.stack(out)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double().cpu() - want).norm() / want.norm())
+
+
+def choose(tokens: int, experts: int, top_k: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]).to(torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "gptoss", "order", "config"),
+    [
+        (1, False, "stacked", ExpertConfig(2, 1, 1, 1, 2)),
+        (3, True, "interleaved", ExpertConfig(2, 2, 1, 1, 1)),
+        (4, True, "stacked", ExpertConfig(1, 1, 2, 2, 2)),
+        (11, False, "interleaved", ExpertConfig(2, 1, 1, 2, 4)),
+    ],
+)
+def test_gate_up(
+    device: torch.device, bf16_tol: float, tokens: int, gptoss: bool, order: str, config: ExpertConfig
+) -> None:
+    experts, inter, columns, top_k = 5, 24, 192, 2
+    blocks, scales = random_weights(experts, 2 * inter, columns, 1)
+    words, scale_words = (part.to(device) for part in relayout(blocks, scales, order))  # type: ignore[arg-type]
+    w = dequantise(blocks, scales, torch.float64)
+    w = w.view(experts, 2, inter, -1) if order == "stacked" else w.view(experts, inter, 2, -1).transpose(1, 2)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(tokens, columns, generator=generator).bfloat16()
+    bias = torch.randn(experts, 2, inter, generator=generator).bfloat16() if gptoss else None
+    ids = choose(tokens, experts, top_k, 3)
+    h = torch.full((tokens * top_k, inter), float("nan"), dtype=torch.bfloat16, device=device)
+    gate_up(
+        x.to(device), ids.to(device), words, scale_words, bias=None if bias is None else bias.to(device),
+        activation="gptoss" if gptoss else "silu", out=h, config=config,
+    )  # fmt: skip
+    want = reference_gate_up(x, ids, w, bias, gptoss)
+    assert error(h.double() / 2.0**H_EXPONENT, want) < bf16_tol
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bias", "config"),
+    [
+        (1, True, ExpertConfig(1, 2, 1, 1, 2)),
+        (2, False, ExpertConfig(2, 1, 2, 1, 1)),
+        (9, True, ExpertConfig(1, 1, 1, 2, 1)),
+    ],
+)
+def test_down(device: torch.device, bf16_tol: float, tokens: int, bias: bool, config: ExpertConfig) -> None:
+    experts, hidden, inter, top_k = 4, 48, 128, 2
+    blocks, scales = random_weights(experts, hidden, inter, 4)
+    words, scale_words = (part.to(device) for part in relayout(blocks, scales, "plain"))
+    w = dequantise(blocks, scales, torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    h = torch.randn(tokens * top_k, inter, generator=generator).bfloat16()
+    weights = torch.rand(tokens, top_k, generator=generator)
+    base = torch.randn(tokens, hidden, generator=generator).bfloat16() if bias else None
+    b = torch.randn(experts, hidden, generator=generator).bfloat16() if bias else None
+    ids = choose(tokens, experts, top_k, 6)
+    workspace = Workspace(device)
+    out = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16, device=device)
+    want = torch.zeros(tokens, hidden, dtype=torch.float64) if base is None else base.double()
+    for t in range(tokens):
+        for j, e in enumerate(ids[t].tolist()):
+            value = w[e] @ h[t * top_k + j].double()
+            want[t] += weights[t, j].double() * (value if b is None else value + b[e].double())
+    for _ in range(2):  # the counters must come back to zero by themselves
+        out.fill_(float("nan"))
+        down(
+            (h.double() * 2.0**H_EXPONENT).bfloat16().to(device), ids.to(device), weights.to(device), words,
+            scale_words, bias=None if b is None else b.to(device), base=None if base is None else base.to(device),
+            out=out, workspace=workspace, config=config,
+        )  # fmt: skip
+        assert error(out, want) < bf16_tol
+    assert int(workspace.counters.abs().sum()) == 0
+
+
+def test_small_activations_survive_the_decode(device: torch.device) -> None:
+    """2^-126 of the decode times 1e-4 would vanish in fp32; the scaling by 2^64 keeps it exact."""
+    blocks = torch.full((1, 16, 2, 16), 0x11, dtype=torch.uint8)  # every weight 0.5, the subnormal code
+    scales = torch.full((1, 16, 2), 100, dtype=torch.uint8)
+    words, scale_words = (part.to(device) for part in relayout(blocks, scales, "plain"))
+    h = torch.full((1, 64), 2.0**-14, dtype=torch.bfloat16, device=device) * 2.0**H_EXPONENT
+    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    weights = torch.ones(1, 1, device=device)
+    out = down(h, ids, weights, words, scale_words, config=ExpertConfig(1, 1, 1, 1, 1))
+    assert out.float().cpu().tolist() == [[64 * 0.5 * 2.0**-27 * 2.0**-14] * 16]
+
+
+def test_default_config_fills_the_card() -> None:
+    for tiles, chunks, pairs in [(360, 45, 4), (180, 45, 4), (32, 96, 8), (384, 4, 8), (1, 1, 1)]:
+        config = default_config(tiles, chunks, pairs)
+        assert config.num_warps in (1, 2, 4, 8)
+        assert config.split == power_of_2(config.split)
+        assert config.kw * config.split <= 2 * chunks
+
+
+def test_floor_counts_the_public_reference_bytes() -> None:
+    """gpt-oss-120b, one token: 4 experts of 3 x 2880 x 2880 weights are 52.9 MB."""
+    total = floor(1, 4, 5760, 2880).bytes_read + floor(1, 4, 2880, 2880).bytes_read
+    assert total / 1e6 == pytest.approx(52.9, abs=0.1)
+
+
+def test_refusals(device: torch.device) -> None:
+    blocks, scales = random_weights(2, 16, 64, 7)
+    words, scale_words = (part.to(device) for part in relayout(blocks, scales, "stacked"))
+    x = torch.zeros(1, 64, dtype=torch.bfloat16, device=device)
+    ids = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    with pytest.raises(InputError, match=r"x is torch\.float32"):
+        gate_up(x.float(), ids, words, scale_words)
+    with pytest.raises(InputError, match=r"x has shape \(1, 32\), needs \(1, 64\)"):
+        gate_up(x[:, :32].contiguous(), ids, words, scale_words)
+    with pytest.raises(InputError, match="17 tokens"):
+        gate_up(x.expand(17, 64).contiguous(), ids.expand(17, 1).contiguous(), words, scale_words)
+    with pytest.raises(InputError, match="activation='relu'"):
+        gate_up(x, ids, words, scale_words, activation="relu")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not a power of two"):
+        gate_up(x, ids, words, scale_words, config=ExpertConfig(kw=3))
