@@ -1,0 +1,78 @@
+"""Stand-in drafting for weights that mean nothing: arbitrary tokens and a chosen accept length.
+
+Times are real, acceptance is not: everything that rests on it must be tagged modelled. The idea is SGLang's
+``SGLANG_SIMULATE_ACC_LEN``; here, as there, the accept length counts the bonus token.
+"""
+
+import random
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workbench.decode.drafters.protocol import Proposal, TargetFeatures
+
+Pattern = Literal["fixed", "multinomial"]
+
+
+class SimulatedDrafter:
+    """Proposes ``depth`` arbitrary tokens below ``vocab`` at no cost."""
+
+    name = "simulated"
+
+    def __init__(self, depth: int, vocab: int, *, seed: int = 0) -> None:
+        self.max_draft = depth
+        self._vocab, self._seed = vocab, seed
+        self.reset()
+
+    def reset(self) -> None:
+        """Start the token stream again."""
+        self._random = random.Random(self._seed)  # noqa: S311 - not for security
+        self._device = torch.device("cpu")
+
+    def observe(self, tokens: Tensor, features: TargetFeatures | None) -> None:
+        """Note only where the model lives."""
+        self._device = tokens.device
+
+    def propose(self, temperature: float, generator: torch.Generator | None) -> Proposal:
+        """Return arbitrary tokens."""
+        tokens = [self._random.randrange(self._vocab) for _ in range(self.max_draft)]
+        return Proposal(torch.tensor(tokens, device=self._device))
+
+
+class SimulatedAcceptance:
+    """Keeps a number of drafts with mean ``accept_length`` - 1, whatever they are.
+
+    ``fixed`` alternates between the two integers around the mean; ``multinomial`` keeps each draft with one
+    probability, chosen so that the mean of the accepted prefix is right, and stops at the first that falls.
+    """
+
+    def __init__(self, accept_length: float, depth: int, pattern: Pattern, *, seed: int = 0) -> None:
+        self._mean, self._pattern = accept_length - 1, pattern
+        self._random = random.Random(seed)  # noqa: S311 - not for security
+        self._chance = acceptance_rate(accept_length, depth)
+        self._owed = 0.0
+
+    def __call__(self, drafted: int) -> int:
+        """Return how many of ``drafted`` tokens are kept, 0 to ``drafted``."""
+        if self._pattern == "fixed":
+            self._owed += self._mean
+            kept = min(drafted, int(self._owed + 1e-9))
+            self._owed -= kept
+            return kept
+        for kept in range(drafted):
+            if self._random.random() >= self._chance:
+                return kept
+        return drafted
+
+
+def acceptance_rate(accept_length: float, depth: int) -> float:
+    """Return a in [0, 1] with 1 + a + a^2 + … + a^depth = ``accept_length``, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**power for power in range(depth + 1)) < accept_length:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
