@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,9 +82,8 @@ class Bundle:
                 statements = self._database.extract_statements(sql)
                 if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                     raise InputError("query: one SELECT statement is needed")
-                result: Any = self._database.execute(statements[0], list(params))
-                # duckdb 2 renamed the method.
-                reader = result.to_arrow_reader() if hasattr(result, "to_arrow_reader") else result.fetch_record_batch()
+                # The stream protocol is the one way to Arrow that duckdb 1 and 2 share without a copy.
+                reader = pa.RecordBatchReader.from_stream(self._database.sql(sql, params=list(params)))
                 batches, size = [], 0
                 for batch in reader:
                     batches.append(batch)

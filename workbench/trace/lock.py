@@ -45,7 +45,9 @@ class FolderLock:
         self._path = folder / LOCK
         self._owner = Owner(os.getpid(), int(psutil.Process().create_time() * 1000), socket.gethostname())
         temporary = folder / f"{LOCK}.{self._owner.pid}.{id(self)}"
-        temporary.write_bytes(msgspec.json.encode(self._owner))
+        temporary.unlink(missing_ok=True)  # never write through a link that somebody left there
+        with temporary.open("xb") as file:
+            file.write(msgspec.json.encode(self._owner))
         try:
             while not self._link(temporary):
                 holder = lock_owner(folder)

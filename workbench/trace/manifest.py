@@ -154,7 +154,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         text = msgspec.json.encode(_encodable(msgspec.to_builtins(manifest)), order="sorted")
     text = msgspec.json.format(text, indent=1)
     temporary = folder / f"{MANIFEST}.tmp"
-    with temporary.open("wb") as file:
+    temporary.unlink(missing_ok=True)  # never write through a link that somebody left there
+    with temporary.open("xb") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

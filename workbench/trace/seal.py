@@ -17,6 +17,8 @@ SUFFIX = ".parquet"
 MAX_TABLE_BYTES = 8 << 30
 """Largest table, decoded, that is read unless the caller allows more: a small file can decode to far more."""
 
+# A damaged footer makes pyarrow raise far more than its own exceptions.
+_DAMAGE = (pa.ArrowException, OSError, ValueError, ArithmeticError, LookupError, TypeError)
 _GROUP_BYTES = 32 << 20
 _WIDTHS = {"bool": 1, "int32": 4, "int64": 8, "double": 8, "string": 4, "list<int32>": 4}
 
@@ -29,8 +31,9 @@ def seal_table(folder: Path, name: str, batches: Iterable[pa.RecordBatch]) -> Ta
     final = folder / f"{name}{SUFFIX}"
     temporary = folder / f"{name}{SUFFIX}.tmp"
     rows = 0
+    temporary.unlink(missing_ok=True)  # never write through a link that somebody left there
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             with pq.ParquetWriter(file, schema_of(name), compression="zstd", write_page_checksum=True) as writer:
                 for group in _groups(batches):
                     writer.write_table(group)
@@ -68,7 +71,7 @@ def read_batches(path: Path, name: str, *, max_bytes: int = MAX_TABLE_BYTES) -> 
                     raise _too_large(path, max_bytes)
                 batch.validate(full=True)
                 yield batch
-    except (pa.ArrowException, OSError) as error:
+    except _DAMAGE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{path}: damaged ({reason})", hint="restore the file, or run it again") from None
 

@@ -50,6 +50,7 @@ class SpoolWriter:
             self._write(memoryview(schema_of(name).serialize()), 0)
         except BaseException:
             self._file.close()
+            path.unlink()
             raise
 
     def append(self, batch: pa.RecordBatch) -> None:

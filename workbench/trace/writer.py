@@ -205,10 +205,15 @@ class BundleWriter:
         unsealed = []
         try:
             release_reserve(self.path)
+            for writer in self._spools.values():
+                try:
+                    writer.close()
+                except OSError as error:  # a full disk has no room for the end mark; the batches are all there
+                    if not is_disk_full(error):
+                        raise
             # The smallest first: each spool that goes makes room for the next.
             for name, writer in sorted(self._spools.items(), key=lambda entry: entry[1].bytes):
                 try:
-                    writer.close()
                     sealed[name] = seal_table(self.path, name, SpoolReader(writer.path, name).batches())
                     writer.path.unlink()
                 except OSError as error:
