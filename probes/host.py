@@ -1,0 +1,109 @@
+"""Host operators by torch.profiler (Kineto): every ATen call of the traced steps, on the runner's clock."""
+
+import time
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from typing import Any
+
+from workbench.probes.protocol import Capture, Missing
+
+MARKER = "workbench.clock"
+MARKS = 5
+
+
+class HostProbe:
+    """Records operators on the CPU. Kineto's clock is tied to ours by marker spans at both ends.
+
+    A marker is opened between two readings of our clock, so the true offset lies within the narrowest such bracket;
+    half its width, and whatever the two ends disagree by, is the residual.
+    """
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self._profiler: Any = None
+        self._brackets: list[tuple[int, int]] = []
+
+    def available(self) -> Missing | None:
+        """Needs torch with Kineto."""
+        if find_spec("torch") is None:
+            return Missing(self.name, "host operators", "torch is not installed", fix="pip install decode-workbench[decode]")
+        import torch
+
+        if not torch.profiler.kineto_available():
+            return Missing(self.name, "host operators", "this torch was built without Kineto", fix="use an official build")
+        return None
+
+    def start(self) -> None:
+        """Start the profiler on CPU activity only, without stacks or shapes: both inflate the gaps being measured."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self._profiler = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+        self._profiler.__enter__()
+        self._mark()
+
+    def annotate(self, name: str) -> AbstractContextManager[object]:
+        """Open a ``record_function`` span."""
+        import torch
+
+        span: AbstractContextManager[object] = torch.profiler.record_function(name)
+        return span
+
+    def stop(self) -> Capture:
+        """Stop and return the ``host`` table."""
+        self._mark()
+        self._profiler.__exit__(None, None, None)
+        events = self._profiler.profiler.kineto_results.events()
+        offset, residual = self._offset([event.start_ns() for event in events if event.name() == MARKER])
+        rows = [_row(event, offset) for event in events if event.name() != MARKER]
+        nested = nest(rows)
+        self._profiler = None
+        return Capture({"host": nested}, offset, residual)
+
+    def _mark(self) -> None:
+        for _ in range(MARKS):
+            before = time.perf_counter_ns()
+            with self.annotate(MARKER):
+                self._brackets.append((before, time.perf_counter_ns()))
+
+    def _offset(self, starts: list[int]) -> tuple[int, int]:
+        """Return (offset, residual) from the markers' start times and their brackets."""
+        ends = [self._best(starts[:MARKS], self._brackets[:MARKS]), self._best(starts[-MARKS:], self._brackets[-MARKS:])]
+        offset = sum(middle for middle, _ in ends) // 2
+        return offset, max(abs(middle - offset) + half for middle, half in ends)
+
+    @staticmethod
+    def _best(starts: list[int], brackets: list[tuple[int, int]]) -> tuple[int, int]:
+        """Return (offset, half width) of the narrowest bracket."""
+        (before, after), start = min(
+            zip(brackets, sorted(starts), strict=True), key=lambda pair: pair[0][1] - pair[0][0]
+        )
+        return (before + after) // 2 - start, (after - before + 1) // 2
+
+
+def _row(event: Any, offset: int) -> dict[str, Any]:
+    start = event.start_ns() + offset
+    return {
+        "thread": event.start_thread_id(),
+        "name": event.name(),
+        "category": "annotation" if event.is_user_annotation() else "op",
+        "start_ns": start,
+        "end_ns": start + event.duration_ns(),
+    }
+
+
+def nest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Number the rows by start time and set each one's ``parent_id`` to the row that encloses it on its thread.
+
+    ``host_id`` and ``parent_id`` count from 0 within this capture. A row that straddles another's end, which clocks
+    that tick coarsely can produce, is not its child.
+    """
+    ordered = sorted(rows, key=lambda row: (row["start_ns"], -row["end_ns"]))
+    stacks: dict[int, list[tuple[int, int]]] = {}
+    for number, row in enumerate(ordered):
+        stack = stacks.setdefault(row["thread"], [])
+        while stack and stack[-1][1] < row["end_ns"]:
+            stack.pop()
+        row["host_id"], row["parent_id"] = number, stack[-1][0] if stack else None
+        stack.append((number, row["end_ns"]))
+    return ordered

@@ -1,0 +1,172 @@
+"""The eager engine: draft, verify, commit, one step after another, in plain torch on CPU or CUDA."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workbench.decode.clock import PhaseClock, phase_clock
+from workbench.decode.drafters.protocol import Drafter, Proposal, TargetFeatures
+from workbench.decode.model import Scores, Target
+from workbench.decode.sampling import draw, probabilities
+from workbench.decode.verify import Verdict, verify_greedy, verify_sampled
+
+Acceptance = Callable[[int], int]
+"""Simulated acceptance: how many of n drafted tokens are kept, whatever they are."""
+
+Annotate = Callable[[str], AbstractContextManager[object]]
+"""Opens a named span for an instrument; the default opens nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """How tokens are chosen: ``temperature`` 0 is greedy."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One decode step. Times are monotonic nanoseconds; counts are tokens.
+
+    Drafting is [start, draft_end), the verify forward [draft_end, forward_end), acceptance and commit
+    [forward_end, end). ``context``: cached tokens before the step. ``width``: tokens scored. ``experts``: distinct
+    routed experts per MoE layer.
+    """
+
+    start_ns: int
+    draft_end_ns: int
+    forward_end_ns: int
+    end_ns: int
+    context: int
+    width: int
+    drafted: int
+    accepted: int
+    tokens: tuple[int, ...]
+    experts: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """One generated sequence: prefill times, new tokens, why it ended."""
+
+    prompt_tokens: int
+    prefill_start_ns: int = 0
+    prefill_end_ns: int = 0
+    tokens: list[int] = field(default_factory=list)
+    finish: str = "aborted"
+
+
+class EagerEngine:
+    """Runs one sequence at a time. ``acceptance`` overrides verification and makes the output meaningless."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: SamplingRule,
+        *,
+        capacity: int,
+        end_token: int | None = None,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        self.target, self.drafter, self.rule = target, drafter, rule
+        self.end_token, self.acceptance = end_token, acceptance
+        self._cache = target.new_cache(capacity)
+        self._clock: PhaseClock = phase_clock(target.device)
+
+    @torch.inference_mode()
+    def decode(
+        self, prompt: list[int], new_tokens: int, record: SequenceRecord, annotate: Annotate = lambda _: nullcontext()
+    ) -> Iterator[StepRecord]:
+        """Continue ``prompt`` by at most ``new_tokens``, filling ``record``; yield every step when it is committed.
+
+        The first new token comes out of the prefill, so steps commit ``new_tokens - 1`` at most.
+        """
+        device = self.target.device
+        generator = torch.Generator(device=device).manual_seed(self.rule.seed)
+        self._cache.length = 0
+        self.drafter.reset()
+
+        self._clock.mark()
+        tokens = torch.tensor([prompt], device=device)
+        scores = self.target.score(tokens, self._cache)
+        first = self._sample(scores.logits[0, -1:], generator)
+        self._clock.mark()
+        record.prefill_start_ns, record.prefill_end_ns = self._clock.times()
+        self._cache.length = len(prompt)
+        record.tokens.append(first)
+        news = torch.tensor([*prompt, first], device=device)
+        features = TargetFeatures(scores.hidden[0], scores.taps[0])
+
+        while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
+            context = self._cache.length
+            self._clock.mark()
+            with annotate("draft"):
+                self.drafter.observe(news, features)
+                proposal = self._trim(self.drafter.propose(self.rule.temperature, generator), new_tokens - len(record.tokens))
+            self._clock.mark()
+            with annotate("forward"):
+                scores = self.target.score(torch.cat((news[-1:], proposal.tokens))[None], self._cache)
+            self._clock.mark()
+            with annotate("verify"):
+                verdict = self._verify(proposal, scores.logits[0], generator)
+                committed = self._until_end(verdict.tokens)
+                self._cache.length += len(committed)
+                news = torch.tensor(committed, device=device)
+                features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
+                record.tokens.extend(committed)
+            self._clock.mark()
+            start, draft_end, forward_end, end = self._clock.times()
+            yield StepRecord(
+                start,
+                draft_end,
+                forward_end,
+                end,
+                context=context,
+                width=len(proposal.tokens) + 1,
+                drafted=len(proposal.tokens),
+                accepted=min(verdict.accepted, len(committed)),
+                tokens=committed,
+                experts=_distinct(scores),
+            )
+        record.finish = "eos" if record.tokens[-1] == self.end_token else "length"
+
+    def _trim(self, proposal: Proposal, remaining: int) -> Proposal:
+        """Keep what can still be committed beside the bonus token."""
+        keep = max(0, remaining - 1)
+        if len(proposal.tokens) <= keep:
+            return proposal
+        return Proposal(proposal.tokens[:keep], None if proposal.probs is None else proposal.probs[:keep])
+
+    def _verify(self, proposal: Proposal, logits: Tensor, generator: torch.Generator) -> Verdict:
+        draft = proposal.tokens
+        if self.acceptance is not None:
+            kept = self.acceptance(len(draft))
+            own = int(logits[kept].argmax())
+            return Verdict(kept, (*draft[:kept].tolist(), own), (True,) * kept + (False,) * (kept < len(draft)))
+        if self.rule.temperature == 0:
+            return verify_greedy(draft, logits)
+        return verify_sampled(draft, proposal.probs, self._distribution(logits), generator)
+
+    def _distribution(self, logits: Tensor) -> Tensor:
+        return probabilities(logits, self.rule.temperature, self.rule.top_p)
+
+    def _sample(self, logits: Tensor, generator: torch.Generator) -> int:
+        if self.rule.temperature == 0:
+            return int(logits.argmax())
+        return int(draw(self._distribution(logits), generator))
+
+    def _until_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        if self.end_token is None or self.end_token not in tokens:
+            return tokens
+        return tokens[: tokens.index(self.end_token) + 1]
+
+
+def _distinct(scores: Scores) -> tuple[int, ...]:
+    """Count the distinct experts of each MoE layer; one copy to the host."""
+    return tuple(len({expert for row in layer for expert in row}) for layer in scores.experts.tolist())

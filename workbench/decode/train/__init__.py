@@ -1,0 +1,1 @@
+"""Training of the shipped ``nano`` model and its drafters: ``python -m workbench.decode.train``."""

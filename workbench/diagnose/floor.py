@@ -1,0 +1,66 @@
+"""The floor: the bytes a step cannot avoid, over the roof."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.diagnose.steps import Ints, Steps
+from workbench.quantity import Tag
+from workbench.trace.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Bytes of an average step and the roof they are divided by.
+
+    ``target_bytes`` and ``draft_bytes`` are in the stored format; ``held_bytes`` is what the target's forward reads in
+    the format this engine holds. ``expert_bytes`` is the part of ``target_bytes`` that goes with the number of
+    distinct experts. ``tag`` is that of the byte model.
+    """
+
+    target_bytes: int
+    draft_bytes: int
+    held_bytes: int
+    expert_bytes: int
+    bytes_per_s: int
+    roof_note: str
+    tag: Tag
+
+    def target_ns(self, steps: Steps) -> Ints:
+        """Return each step's target floor in ns: its own distinct experts, all else as in the average step."""
+        total = np.full(len(steps), float(self.target_bytes))
+        if len(steps) and (steps.experts >= 0).all() and steps.experts.sum() > 0:
+            total += self.expert_bytes * (steps.experts / steps.experts.mean() - 1)
+        return np.rint(total * 1e9 / self.bytes_per_s).astype(np.int64)
+
+    def draft_ns(self, steps: Steps) -> Ints:
+        """Return each step's draft floor in ns; 0 for steps that drafted nothing."""
+        value = round(self.draft_bytes * 1e9 / self.bytes_per_s)
+        return np.where(steps.drafted > 0, value, 0).astype(np.int64)
+
+
+_SQL = """
+SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
+       coalesce(sum(read_bytes) FILTER (role = 'draft'), 0) AS draft,
+       coalesce(sum(read_bytes) FILTER (tensor_class = 'routed-experts' AND role = 'target'), 0) AS experts,
+       coalesce(sum(read_bytes * (resident_bytes / greatest(stored_bytes, 1))) FILTER (role <> 'draft'), 0) AS held,
+       CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
+FROM tensors WHERE variant = ?
+"""
+
+
+def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
+    """Read the byte model of ``variant`` and the roof of ``device``; None where the bundle lacks either."""
+    roofs = bundle.query("SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured'", [device]).to_pylist()
+    row = bundle.query(_SQL, [variant]).to_pylist()[0]
+    if not roofs or not row["target"]:
+        return None
+    return Floor(
+        target_bytes=int(row["target"]),
+        draft_bytes=int(row["draft"]),
+        held_bytes=round(row["held"]),
+        expert_bytes=int(row["experts"]),
+        bytes_per_s=roofs[0]["bytes_per_s"],
+        roof_note=roofs[0]["note"],
+        tag=row["tag"],
+    )

@@ -1,0 +1,149 @@
+"""The diagnosis of a bundle: per variant, how fast, how far from the roof, and where the time went."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workbench.diagnose.accounting import Accounting, account
+from workbench.diagnose.floor import Floor, load_floor
+from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
+from workbench.diagnose.steps import Steps, load_steps
+from workbench.errors import UnfitError
+from workbench.quantity import Quantity
+from workbench.trace.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class VariantSummary:
+    """What is said of one variant.
+
+    ``tok_s``: committed tokens over step time, batch 1, prefill and warm-up steps left out. ``roof_share``: bytes no
+    step can avoid, over step time, as a share of the measured read bandwidth. ``bytes_per_step``: those bytes.
+    """
+
+    name: str
+    device: str
+    drafter: str
+    steps: int
+    tokens: int
+    tok_s: Quantity
+    accept_length: Quantity
+    step_p50: Quantity
+    step_p90: Quantity
+    roof_share: Quantity | None
+    bytes_per_step: Quantity | None
+    positions: tuple[Position, ...]
+    identity: Identity | None
+    accounting: Accounting
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The diagnosis of one bundle. ``failed`` lists variants without a single measured step."""
+
+    scenario: str
+    variants: tuple[VariantSummary, ...]
+    failed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data, as ``--json`` prints it."""
+        return {
+            "scenario": self.scenario,
+            "variants": {variant.name: _variant_json(variant) for variant in self.variants},
+            "without_steps": list(self.failed),
+        }
+
+
+def diagnose(bundle: Bundle) -> Diagnosis:
+    """Diagnose every variant of ``bundle``. Raises UnfitError where not one has a measured step."""
+    summaries, failed = [], []
+    for record in bundle.manifest.variants:
+        steps = load_steps(bundle, record.name)
+        if len(steps):
+            summaries.append(_summary(bundle, record.name, record.settings, steps))
+        else:
+            failed.append(record.name)
+    if not summaries:
+        raise UnfitError(f"{bundle.path}: no variant has a measured step", hint="run the scenario again")
+    return Diagnosis(str(bundle.manifest.scenario.get("name", "")), tuple(summaries), tuple(failed))
+
+
+def _summary(bundle: Bundle, name: str, settings: dict[str, Any], steps: Steps) -> VariantSummary:
+    device = _device(bundle, settings)
+    floor = load_floor(bundle, name, device)
+    simulated = settings["drafter"]["kind"] == "simulated"
+    wall_ms = steps.wall / 1e6
+    tokens = int(steps.committed.sum())
+    return VariantSummary(
+        name=name,
+        device=device,
+        drafter=settings["drafter"]["kind"],
+        steps=len(steps),
+        tokens=tokens,
+        tok_s=Quantity(
+            tokens / (steps.wall.sum() / 1e9),
+            "tok/s",
+            "modelled" if simulated else "measured",
+            note="committed tokens over step time; batch 1, prefill left out",
+        ),
+        accept_length=accept_length(steps, simulated=simulated),
+        step_p50=Quantity(float(np.percentile(wall_ms, 50)), "ms", "measured"),
+        step_p90=Quantity(float(np.percentile(wall_ms, 90)), "ms", "measured"),
+        roof_share=_roof_share(floor, steps),
+        bytes_per_step=_bytes(floor, steps),
+        positions=by_position(steps),
+        identity=identity_to_plain(bundle, name),
+        accounting=account(bundle, name, steps, floor),
+    )
+
+
+def _device(bundle: Bundle, settings: dict[str, Any]) -> str:
+    wanted = settings["engine"]["device"]
+    return str(bundle.manifest.device.get("name", "cpu")) if wanted == "auto" else str(wanted)
+
+
+def _floor_ns(floor: Floor, steps: Steps) -> int:
+    return int(floor.target_ns(steps).sum() + floor.draft_ns(steps).sum())
+
+
+def _roof_share(floor: Floor | None, steps: Steps) -> Quantity | None:
+    if floor is None:
+        return None
+    note = f"bytes of the byte model over step time and {floor.bytes_per_s / 1e9:.1f} GB/s measured"
+    return Quantity(_floor_ns(floor, steps) / int(steps.wall.sum()), "of the roof", floor.tag, note=note)
+
+
+def _bytes(floor: Floor | None, steps: Steps) -> Quantity | None:
+    if floor is None:
+        return None
+    value = _floor_ns(floor, steps) / len(steps) * floor.bytes_per_s / 1e9
+    return Quantity(value, "B", floor.tag, note="stored formats, distinct experts as recorded")
+
+
+def _variant_json(variant: VariantSummary) -> dict[str, Any]:
+    identity = variant.identity
+    return {
+        "device": variant.device,
+        "drafter": variant.drafter,
+        "steps": variant.steps,
+        "tokens": variant.tokens,
+        "tok_s": variant.tok_s.to_json(),
+        "accept_length": variant.accept_length.to_json(),
+        "step_p50": variant.step_p50.to_json(),
+        "step_p90": variant.step_p90.to_json(),
+        "roof_share": variant.roof_share.to_json() if variant.roof_share else None,
+        "bytes_per_step": variant.bytes_per_step.to_json() if variant.bytes_per_step else None,
+        "acceptance_by_position": [
+            {"position": at.position, "reached": at.reached, "accepted": at.accepted, "rate": at.rate}
+            for at in variant.positions
+        ],
+        "greedy_identical_to_plain": None
+        if identity is None
+        else {"identical": identity.identical, "same": identity.same, "compared": identity.compared, "baseline": identity.baseline},
+        "wall_ns": variant.accounting.wall_ns,
+        "causes": [
+            {"name": cause.name, "total_ns": cause.total_ns, "share": variant.accounting.share(cause), "tag": cause.tag, "note": cause.note}
+            for cause in variant.accounting.causes
+        ],
+    }
