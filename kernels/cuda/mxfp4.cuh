@@ -1,0 +1,181 @@
+// Exact W4A16 arithmetic on Hopper: E2M1 weights become fp16 MMA fragments with 9 integer operations per 8 weights.
+//
+// Why fp16 and not the FP8 form of mma.sync: on sm_90 that form is emulated (SASS: twelve F2FP unpacks and two HMMA for
+// each m16n8k32). fp16 costs the same two HMMA, needs no unpacks, and holds a bf16 activation whole: no high/low split.
+//
+// Weights. A 32-bit word holds 8 codes, two for each register of one m16n8k16 A fragment. In each half of the word
+//   register 0: sign 15, exponent 11:10, mantissa 9      register 1: the same, 8 bits lower (7, 3:2, 1)
+//   register 2: sign 14, exponent 13:12, mantissa 8      register 3: the same, 8 bits lower (6, 5:4, 0)
+// so that registers 0 and 1 are one mask away and 2 and 3 two shifts and two masks. The fp16 that comes out is value * 2^-14,
+// subnormal included: exact for all 16 codes.
+//
+// Activations. bf16 has 8 significant bits; fp16 takes them unrounded for exponents -17..15. Each warp scales its slice of
+// each token by a power of two that puts the largest element in [2^15, 2^16), so every element within 2^-32 of the largest is
+// exact, and what lies below errs by at most 2^-40 of it.
+//
+// Scales. Each 32-element block needs its own factor after the dot product. The MMA has 8 columns and T tokens need only T:
+// the other columns hold other blocks. Column = block * T + token, B zero elsewhere; a chain of MMAs then leaves 8/T block
+// sums side by side, and the factors are applied once per 8/T blocks, each lane to its own.
+#pragma once
+#include "ptx.cuh"
+
+namespace mxfp4 {
+
+constexpr int kUnitK = 64;                 // a unit: 16 rows x 64 columns
+constexpr int kUnitWeightBytes = 512;      // 16 bytes a lane
+constexpr int kUnitScaleBytes = 32;        // 16 rows x 2 blocks
+constexpr int kUnitBytes = kUnitWeightBytes + kUnitScaleBytes;
+constexpr float kDecodeBias = 16384.0f;    // the decoded weight is value * 2^-14
+
+__device__ __forceinline__ void decode(u32 word, u32 (&a)[4]) {
+  const u32 up = word << 1;
+  const u32 down = (word >> 2) & 0x0c0c0c0cu;
+  const u32 rest = (up & 0x82828282u) | down;
+  a[0] = word & 0x8e008e00u;
+  a[1] = (word << 8) & 0x8e008e00u;
+  a[2] = rest & 0xff00ff00u;
+  a[3] = __byte_perm(rest, 0, 0x2404);
+}
+
+// The activation slice of one warp as B fragments, zero outside a block's own columns.
+// T: tokens rounded up to 1, 2, 4 or 8. UNITS: 64-column units in the slice.
+template <int T, int UNITS>
+struct Activation {
+  static constexpr int kBlocks = 2 * UNITS;
+  static constexpr int kGroup = 8 / T;  // blocks that share one accumulator
+  static constexpr int kGroups = (kBlocks + kGroup - 1) / kGroup;
+  u32 b[kBlocks][4];
+  float undo[2];  // factor of this lane's two accumulator columns: 2^14 / the token's scale
+
+  // source: bf16 [tokens][stride]; k0: first column of the slice; units: units really there (<= UNITS).
+  __device__ __forceinline__ void load(const u16* source, int stride, int tokens, int k0, int units) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    const int token = g % T, column_block = g / T;
+    uint4 raw[kGroups];
+    u32 amax = 0;
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) {
+      const int block = q * kGroup + column_block;
+      raw[q] = make_uint4(0, 0, 0, 0);
+      if (token < tokens && block < 2 * units) raw[q] = ptx::ldg128_l2(source + (long long)token * stride + k0 + block * 32 + t * 8);
+    }
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) {
+      const u32 words[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) amax = max(amax, max(words[i] & 0x7fffu, (words[i] >> 16) & 0x7fffu));
+    }
+#pragma unroll
+    for (int mask = 1; mask < 32; mask <<= 1) {
+      const bool same_token = mask < 4 || mask >= 4 * T;
+      if (same_token) amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, mask));
+    }
+    int shift = amax == 0 ? 0 : 142 - (int)(amax >> 7);
+    shift = min(max(shift, -112), 126);
+    const float scale = __uint_as_float((u32)(shift + 127) << 23);
+    const float inverse = __uint_as_float((u32)(141 - shift) << 23);
+    undo[0] = __shfl_sync(0xffffffffu, inverse, ((2 * t) % T) * 4);
+    undo[1] = __shfl_sync(0xffffffffu, inverse, ((2 * t + 1) % T) * 4);
+#pragma unroll
+    for (int q = 0; q < kGroups; ++q) {
+      const u32 words[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 half = ptx::pack_f16(ptx::bf16_low(words[i]) * scale, ptx::bf16_high(words[i]) * scale);
+#pragma unroll
+        for (int j = 0; j < kGroup; ++j)
+          if (q * kGroup + j < kBlocks) b[q * kGroup + j][i] = column_block == j ? half : 0u;
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ float scale_of(u32 word, int byte) {
+  return __uint_as_float(__byte_perm(word, 0, 0x4440 + byte) << 23);
+}
+
+// out: row g token a, row g token b, row g+8 token a, row g+8 token b, where a and b are this lane's two columns' tokens;
+// summed over the lanes of the quad that share them. weights: this lane's 16 bytes of the slice's first unit; scales: the
+// slice's first scale word (both shared-memory addresses). The caller may reuse the stage after `loaded()` has run.
+template <int T, int UNITS, typename Loaded>
+__device__ __forceinline__ void slice_dot(const Activation<T, UNITS>& x, u32 weights, u32 scales, int units, float (&out)[4], Loaded loaded) {
+  using A = Activation<T, UNITS>;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  constexpr int kChunk = UNITS < 4 ? UNITS : 4;  // units held in registers at once: a whole number of groups
+  constexpr int kChunkGroups = 2 * kChunk / A::kGroup > 0 ? (2 * kChunk + A::kGroup - 1) / A::kGroup : 1;
+  uint4 w[kChunk];
+  u32 s[kChunkGroups];
+  out[0] = out[1] = out[2] = out[3] = 0.0f;
+#pragma unroll
+  for (int q = 0; q < A::kGroups; ++q) {
+    if (q % kChunkGroups == 0) {
+      const int base = q * A::kGroup / 2;  // first unit of the chunk
+#pragma unroll
+      for (int u = 0; u < kChunk; ++u)
+        if (base + u < UNITS && base + u < units) w[u] = ptx::lds128(weights + (base + u) * kUnitWeightBytes);
+#pragma unroll
+      for (int k = 0; k < kChunkGroups; ++k) {
+        if (q + k >= A::kGroups) continue;
+        const int unit = T == 1 ? (q + k) * 4 + t : T == 2 ? (q + k) * 2 + (t >> 1) : T == 4 ? q + k : (q + k) >> 1;
+        s[k] = unit < units ? ptx::lds32(scales + unit * kUnitScaleBytes + g * 4) : 0u;
+      }
+      if (q + kChunkGroups >= A::kGroups) loaded();
+    }
+    const u32 factor = s[q % kChunkGroups];
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // a second chain: dependent MMAs cost their latency, and few warps hide it
+#pragma unroll
+    for (int j = 0; j < A::kGroup; ++j) {
+      const int block = q * A::kGroup + j;
+      if (block < A::kBlocks && block / 2 < units) {
+        const uint4 words = w[block / 2 % kChunk];
+        u32 a[4];
+        decode((block & 1) ? words.z : words.x, a);
+        ptx::mma_f16((A::kGroup > 1 && (j & 1)) ? odd : c, a, x.b[block][0], x.b[block][1]);
+        decode((block & 1) ? words.w : words.y, a);
+        ptx::mma_f16((A::kGroup > 1 && (j & 1)) ? odd : c, a, x.b[block][2], x.b[block][3]);
+      }
+    }
+    if (A::kGroup > 1) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] += odd[i];
+    }
+    if (T == 1) {  // columns 2t and 2t+1 are two blocks of one token
+      out[0] = fmaf(c[0], scale_of(factor, 0), fmaf(c[1], scale_of(factor, 1), out[0]));
+      out[2] = fmaf(c[2], scale_of(factor, 2), fmaf(c[3], scale_of(factor, 3), out[2]));
+    } else {  // they are two tokens of one block
+      const int byte = T == 2 ? (t & 1) : T == 4 ? (t >> 1) : (q & 1);
+      const float low = scale_of(factor, byte), high = scale_of(factor, 2 + byte);
+      out[0] = fmaf(c[0], low, out[0]);
+      out[1] = fmaf(c[1], low, out[1]);
+      out[2] = fmaf(c[2], high, out[2]);
+      out[3] = fmaf(c[3], high, out[3]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (T == 1 && (i & 1)) continue;
+    out[i] *= x.undo[i & 1];
+    if (T <= 4) out[i] += __shfl_xor_sync(0xffffffffu, out[i], 2);
+    if (T <= 2) out[i] += __shfl_xor_sync(0xffffffffu, out[i], 1);
+  }
+}
+
+// Partial sums of one warp's slice into shared memory, [16 rows][T].
+template <int T>
+__device__ __forceinline__ void store_partial(float* part, const float (&out)[4]) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  if (T == 1) {
+    if (t < 2) part[g + 8 * t] = t == 0 ? out[0] : out[2];
+  } else if (T == 2) {
+    if (t < 2) *reinterpret_cast<float2*>(part + (g + 8 * t) * 2) = t == 0 ? make_float2(out[0], out[1]) : make_float2(out[2], out[3]);
+  } else if (T == 4) {
+    const bool low = t < 2;
+    *reinterpret_cast<float2*>(part + (g + (low ? 0 : 8)) * 4 + 2 * (t & 1)) = low ? make_float2(out[0], out[1]) : make_float2(out[2], out[3]);
+  } else {
+    *reinterpret_cast<float2*>(part + g * 8 + 2 * t) = make_float2(out[0], out[1]);
+    *reinterpret_cast<float2*>(part + (g + 8) * 8 + 2 * t) = make_float2(out[2], out[3]);
+  }
+}
+
+}  // namespace mxfp4

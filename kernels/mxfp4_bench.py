@@ -1,0 +1,357 @@
+"""Build, check and time the MXFP4 expert pass in one call: ``python3 -m workbench.kernels.mxfp4_bench``.
+
+Prints a table last; writes every number to ``$OUT/mxfp4_bench.json`` where OUT is set. Times are of launches inside
+one CUDA graph over weights of several layers (together far larger than L2), launch gaps included: bytes / time is
+what a decode step would see.
+"""
+
+import ctypes
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.kernels import mxfp4_cuda, mxfp4_tiles, nvrtc
+from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
+
+GPT_OSS = ExpertShape(2880, 2880, 128, 4, clamp=True, bias=True)
+GPT_OSS_20B = ExpertShape(2880, 2880, 32, 4, clamp=True, bias=True)
+GLM = ExpertShape(6144, 2048, 256, 8)
+GLM_RANK = ExpertShape(6144, 256, 256, 8)
+QWEN = ExpertShape(2048, 768, 128, 8)
+NAMES = {
+    GPT_OSS: "gpt-oss-120b",
+    GPT_OSS_20B: "gpt-oss-20b",
+    GLM: "glm-5.2",
+    GLM_RANK: "glm-5.2/tp8",
+    QWEN: "qwen3-30b-a3b",
+}
+
+
+def checkpoint(shape: ExpertShape, experts: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Random experts in the checkpoint's packing, with scales that give outputs of order one."""
+
+    def draw(*size: int, low: int = 0, high: int = 256) -> torch.Tensor:
+        return torch.randint(low, high, size, generator=generator, dtype=torch.uint8, device=generator.device)
+
+    two, h, i = 2 * shape.inter, shape.hidden, shape.inter
+    result = {
+        "gate_up": draw(experts, two, h // 32, 16),
+        "gate_up_scales": draw(experts, two, h // 32, low=117, high=122),
+        "down": draw(experts, h, i // 32, 16),
+        "down_scales": draw(experts, h, i // 32, low=117, high=122),
+    }
+    if shape.bias:
+        for name, size in (("gate_up_bias", two), ("down_bias", h)):
+            result[name] = torch.randn(experts, size, generator=generator, device=generator.device).to(torch.bfloat16)
+    return result
+
+
+def packed(shape: ExpertShape, source: dict[str, torch.Tensor]) -> ExpertWeights:
+    """The checkpoint re-laid out; gpt-oss alternates gate and up rows, the others stack them."""
+    order: mxfp4_tiles.Rows = "interleaved" if shape.clamp else "halves"
+    biases = (
+        (mxfp4_tiles.pack_bias(source["gate_up_bias"], order=order), source["down_bias"])
+        if shape.bias
+        else (None, None)
+    )
+    return ExpertWeights(
+        mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order),
+        mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]),
+        *biases,
+    )
+
+
+def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over norm of the reference; NaN never passes."""
+    error = (value.to(torch.float64) - reference).norm() / reference.norm()
+    return float(error) if bool(torch.isfinite(error)) else float("inf")
+
+
+def check(
+    shape: ExpertShape, tokens: int, plan: Plan | None = None, *, seed: int = 0, split: bool = False
+) -> dict[str, Any]:
+    """Compare one pass with float64. ``out`` is compared given the kernel's own bf16 activations, so fp32 summation
+    is all it errs by.
+
+    ``split`` runs the two halves as two launches.
+    """
+    experts = min(shape.experts, 12)
+    small = ExpertShape(**{**asdict(shape), "experts": experts})
+    generator = torch.Generator("cuda").manual_seed(seed)
+    source = checkpoint(small, experts, generator)
+    weights = packed(small, source)
+    x = (torch.randn(tokens, shape.hidden, generator=generator, device="cuda") * 3).to(torch.bfloat16)
+    x[:, 5] *= 300  # an outlier channel
+    ids = torch.stack(
+        [torch.randperm(experts, generator=generator, device="cuda")[: shape.top_k] for _ in range(tokens)]
+    ).to(torch.int32)
+    routing = torch.rand(tokens, shape.top_k, generator=generator, device="cuda") + 0.1
+    runs = [ExpertPass(small, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
+    for other in runs[1:]:
+        other.inter = runs[0].inter
+    outs = []
+    for _ in range(3):
+        out = torch.full((tokens, shape.hidden), float("nan"), device="cuda")
+        runs[0].inter.fill_(float("nan"))
+        for run in runs:
+            run.run(x, ids, routing, weights, out)
+        torch.cuda.synchronize()
+        for run in runs:
+            run.check()
+        outs.append(out)
+    slots = mxfp4_cuda.slot_order(ids)
+    inter = runs[0].inter
+    expected = torch.zeros(tokens, shape.hidden, dtype=torch.float64, device="cuda")
+    worst, equal = 0.0, 1.0
+    for slot, expert in enumerate(slots):
+        full = mxfp4_cuda.dequantise(source["gate_up"][expert], source["gate_up_scales"][expert])
+        bias = source["gate_up_bias"][expert] if shape.bias else None
+        pick = (
+            (slice(0, None, 2), slice(1, None, 2)) if shape.clamp else (slice(0, shape.inter), slice(shape.inter, None))
+        )
+        biases = (None, None) if bias is None else (bias[pick[0]], bias[pick[1]])
+        h = mxfp4_cuda.reference_inter(small, x, full[pick[0]], full[pick[1]], *biases)
+        worst = max(worst, relative(inter[slot], h))
+        equal = min(equal, float((inter[slot] == h.to(torch.bfloat16)).double().mean()))
+        y = (
+            inter[slot].to(torch.float64)
+            @ mxfp4_cuda.dequantise(source["down"][expert], source["down_scales"][expert]).T
+        )
+        if shape.bias:
+            y = y + source["down_bias"][expert].to(torch.float64)
+        chosen = ((ids == expert) * routing.to(torch.float64)).sum(dim=1)
+        expected += chosen[:, None] * y
+    return {
+        "shape": NAMES[shape],
+        "tokens": tokens,
+        "slots": len(slots),
+        "inter_relative": worst,
+        "inter_equal_bf16": equal,
+        "out_relative": max(relative(out, expected) for out in outs),
+        "repeatable": all(torch.equal(outs[0], out) for out in outs),
+        "ok": worst < 3e-3 and equal > 0.99 and max(relative(out, expected) for out in outs) < 2e-6,
+    }
+
+
+def measure(replay: Callable[[], None], *, repeats: int = 15, warm: int = 3) -> list[float]:
+    """Microseconds of each of ``repeats`` calls, by events."""
+    for _ in range(warm):
+        replay()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return times
+
+
+def read_roof() -> dict[str, Any]:
+    """The best read bandwidth of a plain streaming kernel over 6 GiB, bytes a second."""
+    data = torch.empty(6 << 30, dtype=torch.uint8, device="cuda")
+    data.view(torch.int32).random_()
+    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
+    rows = []
+    for unroll in (4, 8):
+        kernel = nvrtc.Kernel(nvrtc.compile_kernel("read_roof.cu", "read_roof", {"UNROLL": unroll}))
+        for ctas in (264, 528, 1056, 2112):
+            args: list[nvrtc.Argument] = [
+                ctypes.c_void_p(data.data_ptr()),
+                ctypes.c_ulonglong(data.numel() // 16),
+                ctypes.c_void_p(sink.data_ptr()),
+            ]
+            stream = torch.cuda.current_stream().cuda_stream
+            times = measure(functools.partial(kernel.launch, ctas, 512, stream, args), repeats=5, warm=1)
+            rate = data.numel() / (statistics.median(times) * 1e-6)
+            rows.append({"unroll": unroll, "ctas": ctas, "bytes_per_s": rate})
+    return {"best": max(row["bytes_per_s"] for row in rows), "rows": rows}
+
+
+def random_layers(shape: ExpertShape, layers: int, experts: int) -> list[ExpertWeights]:
+    """Random bytes straight in the packed layout, with harmless scales: good for timing, where any code is as good as
+    another."""
+    result = []
+    for _ in range(layers):
+        tensors = []
+        for tiles, units in ((shape.inter // 8, shape.hidden // 64), (shape.hidden // 16, shape.inter // 64)):
+            t = torch.randint(
+                0, 256, (experts, tiles, units * mxfp4_tiles.UNIT_BYTES), dtype=torch.uint8, device="cuda"
+            )
+            t[:, :, units * mxfp4_tiles.UNIT_WEIGHT_BYTES :] = (
+                117 + t[:, :, units * mxfp4_tiles.UNIT_WEIGHT_BYTES :] % 5
+            )
+            tensors.append(t)
+        biases = [
+            torch.randn(experts, n, device="cuda").to(torch.bfloat16) if shape.bias else None
+            for n in (2 * shape.inter, shape.hidden)
+        ]
+        result.append(ExpertWeights(tensors[0], tensors[1], biases[0], biases[1]))
+    return result
+
+
+def time_variant(
+    shape: ExpertShape,
+    tokens: int,
+    layers: list[ExpertWeights],
+    *,
+    plan: Plan | None = None,
+    overlap: bool = False,
+    split: bool = False,
+    launches: int = 24,
+) -> dict[str, Any]:
+    """Microseconds a pass inside a graph of ``launches`` passes over rotating layers and experts."""
+    experts = layers[0].gate_up.shape[0]
+    small = ExpertShape(**{**asdict(shape), "experts": experts})
+    runs = [ExpertPass(small, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
+    for other in runs[1:]:
+        other.inter = runs[0].inter
+    x = torch.randn(tokens, shape.hidden, device="cuda").to(torch.bfloat16)
+    out = torch.empty(tokens, shape.hidden, device="cuda")
+    routing = torch.rand(tokens, shape.top_k, device="cuda")
+
+    def choose() -> torch.Tensor:
+        return torch.stack([torch.randperm(experts)[: shape.top_k] for _ in range(tokens)]).to(torch.int32)
+
+    choices = [choose() for _ in range(launches)]
+    on_device = [choice.cuda() for choice in choices]
+
+    def step() -> None:
+        for index, ids in enumerate(on_device):
+            for run in runs:
+                run.run(x, ids, routing, layers[index % len(layers)], out, overlap=overlap)
+
+    step()
+    torch.cuda.synchronize()
+    for run in runs:
+        run.check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    times = measure(graph.replay)
+    for run in runs:
+        run.check()
+    distinct = statistics.mean(len(mxfp4_cuda.slot_order(choice)) for choice in choices)
+    us = statistics.median(times) / launches
+    total = shape.bytes_floor(1) * distinct
+    kernel = runs[0].kernel
+    return {
+        "shape": NAMES[shape],
+        "tokens": tokens,
+        "distinct": distinct,
+        "bytes": total,
+        "us": us,
+        "us_spread": [min(times) / launches, max(times) / launches],
+        "bytes_per_s": total / (us * 1e-6),
+        "plan": asdict(runs[0].plan),
+        "registers": kernel.registers,
+        "local_bytes": kernel.local_bytes,
+    }
+
+
+def variants() -> list[tuple[str, ExpertShape, int, dict[str, Any]]]:
+    """What is timed, the main question first."""
+    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    atomic = mxfp4_cuda.with_options(base, ordered=False)
+    rows: list[tuple[str, ExpertShape, int, dict[str, Any]]] = [
+        ("ordered", GPT_OSS, 1, {"plan": base}),
+        ("ordered, overlap", GPT_OSS, 1, {"plan": base, "overlap": True}),
+        ("ordered, overlap (again)", GPT_OSS, 1, {"plan": base, "overlap": True}),
+        ("atomic", GPT_OSS, 1, {"plan": atomic}),
+        ("atomic, overlap", GPT_OSS, 1, {"plan": atomic, "overlap": True}),
+        ("stream only", GPT_OSS, 1, {"plan": mxfp4_cuda.with_options(base, probe=1)}),
+        ("stream only, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.with_options(base, probe=1), "overlap": True}),
+        ("two launches", GPT_OSS, 1, {"plan": base, "split": True}),
+        ("two launches, overlap", GPT_OSS, 1, {"plan": base, "split": True, "overlap": True}),
+        ("9 warps, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9), "overlap": True}),
+        ("4 stages, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, stages=4), "overlap": True}),
+        ("6 stages, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, stages=6), "overlap": True}),
+    ]
+    rows += [("ordered, overlap", GPT_OSS, tokens, {"overlap": True}) for tokens in (2, 4, 8)]
+    rows += [
+        ("ordered, overlap", shape, tokens, {"overlap": True}) for shape in (GLM, GLM_RANK, QWEN) for tokens in (1, 4)
+    ]
+    return rows
+
+
+def _print_table(report: dict[str, Any], failed: int) -> None:
+    roof = report["roof"]["best"] / 1e12
+    print(f"{report['device']}, torch {report['torch']}, {report['wall_s']:.0f} s; read roof {roof:.3f} TB/s")
+    print(f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass")
+    heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
+    print(f"{'shape':14} {'T':>2} {'variant':26} {heads}")
+    for row in report["timings"]:
+        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:26}"
+        if "error" in row:
+            print(f"{head} {row['error'][:90]}")
+            continue
+        rates = f"{row['us']:7.2f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
+        static = f"{row['registers']:4} {row['local_bytes']:5}"
+        print(f"{head} {row['distinct']:8.1f} {row['bytes'] / 1e6:6.1f} {rates} {static}")
+
+
+def main() -> int:
+    """Check, time, print; returns 1 if any check fails."""
+    begin = time.monotonic()
+    torch.manual_seed(1)
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "checks": [],
+        "timings": [],
+    }
+    jobs: list[tuple[ExpertShape, int, Plan | None, bool]] = [(GPT_OSS, t, None, False) for t in (1, 2, 3, 4, 8)]
+    jobs += [
+        (GPT_OSS, 1, mxfp4_cuda.with_options(mxfp4_cuda.make_plan(GPT_OSS, 1), ordered=False), False),
+        (GPT_OSS, 1, mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9), False),
+        (GPT_OSS, 2, None, True),
+    ]
+    jobs += [(shape, t, None, False) for shape in (GLM, GLM_RANK, QWEN) for t in (1, 4)]
+    for shape, tokens, plan, split in jobs:
+        try:
+            row = check(shape, tokens, plan, seed=tokens, split=split)
+        except Exception as error:  # a failed check must not hide the others
+            row = {"shape": NAMES[shape], "tokens": tokens, "ok": False, "error": f"{type(error).__name__}: {error}"}
+        report["checks"].append(row)
+        print("check", json.dumps(row), flush=True)
+    report["check_s"] = time.monotonic() - begin
+    failed = sum(not row["ok"] for row in report["checks"])
+    roof = read_roof()
+    report["roof"] = roof
+    torch.cuda.empty_cache()
+    held: tuple[ExpertShape | None, list[ExpertWeights]] = (None, [])
+    for name, shape, tokens, options in variants():
+        try:
+            if held[0] != shape:
+                held = (None, [])
+                torch.cuda.empty_cache()
+                held = (shape, random_layers(shape, 6, 48 if shape is QWEN else 24))
+            row = {"variant": name, **time_variant(shape, tokens, held[1], **options)}
+            row["share_of_roof"] = row["bytes_per_s"] / roof["best"]
+        except Exception as error:
+            row = {
+                "variant": name,
+                "shape": NAMES[shape],
+                "tokens": tokens,
+                "error": f"{type(error).__name__}: {error}",
+            }
+        report["timings"].append(row)
+    report["wall_s"] = time.monotonic() - begin
+    if os.environ.get("OUT"):
+        Path(os.environ["OUT"], "mxfp4_bench.json").write_text(json.dumps(report, indent=1))
+    _print_table(report, failed)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""The MXFP4 expert pass in CUDA C++: plan, compile, launch, and its float64 reference.
+
+One launch does what a MoE layer does after its router, for 1 to 8 tokens: gate-up of the chosen experts, activation,
+grid barrier, down, weighted combine (kernels/cuda/mxfp4_experts.cu says how). W4A16 and exact up to fp32 summation:
+see kernels/cuda/mxfp4.cuh.
+
+Floor: bytes = distinct experts * 3 * hidden * inter * 0.53125; time = bytes / measured read roof.
+"""
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from workbench.errors import InputError, UnfitError
+from workbench.kernels import mxfp4_tiles, nvrtc
+
+MAX_TOKENS = 8
+SHARED_BYTES = 232448  # dynamic shared memory a CTA can have on sm_90
+_STAGE_TARGET = 24576  # bytes a stage: large enough for the copy engine, small enough for a deep ring
+Phases = Literal["both", "gate_up", "down"]
+_PHASES = {"gate_up": 1, "down": 2, "both": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The experts of one MoE layer. ``clamp`` selects gpt-oss's clamped activation (limit 7, alpha 1.702), else
+    SwiGLU."""
+
+    hidden: int
+    inter: int
+    experts: int
+    top_k: int
+    clamp: bool = False
+    bias: bool = False
+    limit: float = 7.0
+    alpha: float = 1.702
+
+    def __post_init__(self) -> None:
+        for name, value, multiple in (("hidden", self.hidden, 64), ("inter", self.inter, 64)):
+            if value <= 0 or value % multiple:
+                raise InputError(f"{name} must be a positive multiple of {multiple}, not {value}")
+        if not 0 < self.top_k <= self.experts:
+            raise InputError(f"top_k must be 1 to experts ({self.experts}), not {self.top_k}")
+
+    def bytes_floor(self, distinct: int) -> int:
+        """Weight bytes that ``distinct`` experts cannot avoid, scales included."""
+        return distinct * 3 * self.hidden * self.inter * 17 // 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one launch is cut up; every field is a macro of the kernel (its head comment explains them)."""
+
+    warps: int
+    gate_up_wk: int
+    down_wk: int
+    gate_up_tps: int
+    down_tps: int
+    stages: int
+    stage_bytes: int
+    gate_up_pt: int
+    down_pt: int
+    ordered: bool = True
+    probe: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads a CTA: the consumer warps and one producer warp."""
+        return self.warps * 32 + 32
+
+
+def padded_tokens(tokens: int) -> int:
+    """The kernel's token count: 1, 2, 4 or 8."""
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise InputError(f"tokens must be 1 to {MAX_TOKENS}, not {tokens}")
+    return 1 << (tokens - 1).bit_length()
+
+
+def _warps_along_k(units: int, warps: int, stage_limit: int) -> int:
+    """Warps along K: the fullest use of the warps, then the longest split, with at least two units a warp where there
+    are."""
+
+    def use(wk: int) -> float:
+        slice_units = -(-units // wk)
+        if (wk - 1) * slice_units >= units:
+            return 0.0
+        return units / (slice_units * wk) * (wk * (warps // wk) / warps)
+
+    tile = units * mxfp4_tiles.UNIT_BYTES
+    small_stage = [wk for wk in range(1, warps + 1) if warps // wk == 1 or warps // wk * tile <= stage_limit]
+    candidates = [wk for wk in small_stage if units // wk >= 2 or units < 4] or small_stage
+    return max(candidates, key=lambda wk: (round(use(wk), 3), wk))
+
+
+def _shared_tail(shape: ExpertShape, tokens: int, stages: int, part_rows: int) -> int:
+    """Bytes of the kernel's ``Shared`` struct, rounded up; ``part_rows`` is the largest tiles * warps along K of a
+    reduction."""
+    padded = padded_tokens(tokens)
+    slots = min(tokens * shape.top_k, shape.experts)
+    return 16 * stages + 4 + 4 * slots + 4 * slots * padded + 256 + 64 + 2 * part_rows * 64 * padded
+
+
+def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int | None = None) -> Plan:
+    """A plan that fits: stages of about 24 KB (at least one row tile), as many as fit.
+
+    15 consumer warps and the producer make 16: with one more, the register file leaves 96 registers a thread instead
+    of 128.
+    """
+    plans = [_plan_with(shape, tokens, warps, stages, part_bytes) for part_bytes in (24576, 20480, 12288)]
+    best = max(plans, key=lambda plan: min(plan.stages, 6))  # the first of equals: more rows between two reductions
+    if best.stages < 2 or shared_bytes(shape, tokens, best) > SHARED_BYTES:
+        raise InputError(
+            f"hidden {shape.hidden}, inter {shape.inter}: {best.stages} stages of {best.stage_bytes} bytes "
+            f"do not fit {SHARED_BYTES}"
+        )
+    return best
+
+
+def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, part_bytes: int) -> Plan:
+    padded = padded_tokens(tokens)
+    units = (shape.hidden // 64, shape.inter // 64)
+    tiles = [count * mxfp4_tiles.UNIT_BYTES for count in units]
+    limit = max(_STAGE_TARGET * 5 // 4, *tiles)
+    wks = [_warps_along_k(count, warps, limit) for count in units]
+    per_stage, per_sum = [], []
+    for tile, wk in zip(tiles, wks, strict=True):
+        rows = warps // wk
+        fit = part_bytes // (128 * wk * padded)  # tiles whose partial sums fit the two buffers
+        count = max(rows, min(max(_STAGE_TARGET, *tiles) // tile, fit) // rows * rows)
+        per_stage.append(count)
+        per_sum.append(max(count, fit // count * count))
+    stage_bytes = max(tile * count for tile, count in zip(tiles, per_stage, strict=True))
+    part_rows = max(count * wk for count, wk in zip(per_sum, wks, strict=True))
+    room = SHARED_BYTES - _shared_tail(shape, tokens, 16, part_rows)
+    depth = min(16, room // stage_bytes) if stages is None else stages
+    return Plan(warps, wks[0], wks[1], per_stage[0], per_stage[1], depth, stage_bytes, per_sum[0], per_sum[1])
+
+
+def shared_bytes(shape: ExpertShape, tokens: int, plan: Plan) -> int:
+    """Dynamic shared memory of a launch."""
+    part_rows = max(plan.gate_up_pt * plan.gate_up_wk, plan.down_pt * plan.down_wk)
+    return plan.stages * plan.stage_bytes + _shared_tail(shape, tokens, plan.stages, part_rows)
+
+
+def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[str, nvrtc.Macro]:
+    """The kernel's compile-time configuration."""
+    return {
+        "TOKENS": tokens,
+        "TOPK": shape.top_k,
+        "EXPERTS": shape.experts,
+        "GU_TILES": shape.inter // 8,
+        "GU_UNITS": shape.hidden // 64,
+        "GU_WK": plan.gate_up_wk,
+        "GU_TPS": plan.gate_up_tps,
+        "DN_TILES": shape.hidden // 16,
+        "DN_UNITS": shape.inter // 64,
+        "DN_WK": plan.down_wk,
+        "DN_TPS": plan.down_tps,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
+        "STAGE_BYTES": plan.stage_bytes,
+        "GU_PT": plan.gate_up_pt,
+        "DN_PT": plan.down_pt,
+        "PHASES": _PHASES[phases],
+        "ACT": int(shape.clamp),
+        "LIMIT": float(shape.limit),
+        "ALPHA": float(shape.alpha),
+        "HAS_BIAS": int(shape.bias),
+        "COMBINE": 0 if plan.ordered else 1,
+        "PROBE": plan.probe,
+    }
+
+
+def compile_pass(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases = "both") -> nvrtc.Cubin:
+    """Compile for sm_90a; needs NVRTC but no GPU."""
+    padded_tokens(tokens)
+    return nvrtc.compile_kernel("mxfp4_experts.cu", "mxfp4_experts", macros(shape, tokens, plan, phases))
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """One layer's experts as ``mxfp4_tiles.pack_tiles`` lays them out; biases as ``pack_bias`` does, or None."""
+
+    gate_up: torch.Tensor  # uint8 [experts, inter / 8, hidden / 64 * 544], rows interleaved or halves
+    down: torch.Tensor  # uint8 [experts, hidden / 16, inter / 64 * 544]
+    gate_up_bias: torch.Tensor | None = None  # bf16 [experts, 2 * inter]
+    down_bias: torch.Tensor | None = None  # bf16 [experts, hidden]
+
+
+def _expect(
+    name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+) -> None:
+    if tensor is None:
+        raise InputError(f"{name} is missing; this shape has biases")
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != device or not tensor.is_contiguous():
+        raise InputError(
+            f"{name} must be contiguous {dtype} {list(shape)} on {device}, "
+            f"not {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+        )
+    if tensor.data_ptr() % 16:
+        raise InputError(f"{name} must be 16-byte aligned")
+
+
+def check_weights(shape: ExpertShape, weights: ExpertWeights, device: torch.device) -> None:
+    """Raise InputError unless ``weights`` are what the kernel of ``shape`` reads."""
+    up, down = shape.hidden // 64 * mxfp4_tiles.UNIT_BYTES, shape.inter // 64 * mxfp4_tiles.UNIT_BYTES
+    _expect("gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, up), device)
+    _expect("down", weights.down, torch.uint8, (shape.experts, shape.hidden // 16, down), device)
+    if shape.bias:
+        _expect("gate_up_bias", weights.gate_up_bias, torch.bfloat16, (shape.experts, 2 * shape.inter), device)
+        _expect("down_bias", weights.down_bias, torch.bfloat16, (shape.experts, shape.hidden), device)
+
+
+class ExpertPass:
+    """A compiled expert pass with its scratch memory, for one shape and token count on one device.
+
+    ``inter`` bf16 [slots, tokens, inter] is the activation between the halves, slots in order of first choice. The
+    pass is ordered by its stream; two streams need two objects.
+    """
+
+    def __init__(
+        self,
+        shape: ExpertShape,
+        tokens: int,
+        *,
+        plan: Plan | None = None,
+        phases: Phases = "both",
+        device: torch.device | str = "cuda",
+    ) -> None:
+        if not torch.cuda.is_available():
+            raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+        )
+        properties = torch.cuda.get_device_properties(self.device)
+        if (properties.major, properties.minor) != (9, 0):
+            raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
+        self.shape, self.tokens, self.phases = shape, tokens, phases
+        self.plan = plan or make_plan(shape, tokens)
+        cubin = compile_pass(shape, tokens, self.plan, phases)
+        torch.zeros(1, device=self.device)  # makes torch's context current
+        self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, tokens, self.plan))
+        self.grid = properties.multi_processor_count
+        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
+            raise UnfitError(
+                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
+            )
+        slots = min(tokens * shape.top_k, shape.experts)
+        self.inter = torch.zeros(slots, tokens, shape.inter, dtype=torch.bfloat16, device=self.device)
+        self._parts = torch.zeros(slots, 2, tokens, shape.hidden, dtype=torch.float32, device=self.device)
+        self._counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32, device=self.device)
+        self._error = torch.zeros(1, dtype=torch.int32, device=self.device)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        routing: torch.Tensor,
+        weights: ExpertWeights,
+        out: torch.Tensor,
+        *,
+        overlap: bool = False,
+    ) -> None:
+        """Enqueue on the current stream. x bf16 [tokens, hidden]; ids int32 and routing fp32 [tokens, top_k]; out
+        fp32 [tokens, hidden].
+
+        ``overlap`` lets the launch start under the previous kernel's tail. With phases ``gate_up`` only ``inter`` is
+        written; with ``down`` it is read (``x`` and the gate-up weights are then not touched). Raises InputError
+        before the launch.
+        """
+        shape = self.shape
+        _expect("x", x, torch.bfloat16, (self.tokens, shape.hidden), self.device)
+        _expect("ids", ids, torch.int32, (self.tokens, shape.top_k), self.device)
+        _expect("routing", routing, torch.float32, (self.tokens, shape.top_k), self.device)
+        _expect("out", out, torch.float32, (self.tokens, shape.hidden), self.device)
+        check_weights(shape, weights, self.device)
+        if self.phases == "down" and not self.plan.ordered:
+            out.zero_()  # the float atomics add to it; the combined launch clears it itself
+        tensors = [
+            x,
+            ids,
+            routing,
+            weights.gate_up,
+            weights.down,
+            weights.gate_up_bias,
+            weights.down_bias,
+            self.inter,
+            self._parts,
+            self._counters,
+            out,
+            self._error,
+        ]
+        args = [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        self.kernel.launch(self.grid, self.plan.threads, stream, args, overlap=overlap)
+
+    def check(self) -> None:
+        """Raise UnfitError if a launch since the last check flagged an error. Waits for the device."""
+        flags = int(self._error.item())
+        if not flags:
+            return
+        self._error.zero_()
+        self._counters.zero_()
+        why = [
+            text
+            for bit, text in ((1, "the grid barrier timed out"), (2, "an expert id is out of range"))
+            if flags & bit
+        ]
+        raise UnfitError(f"MXFP4 expert pass: {', '.join(why)}")
+
+
+def with_options(plan: Plan, *, ordered: bool | None = None, probe: int | None = None) -> Plan:
+    """The plan with another way to combine, or as a probe."""
+    return replace(
+        plan, ordered=plan.ordered if ordered is None else ordered, probe=plan.probe if probe is None else probe
+    )
+
+
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def dequantise(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """float64 values of MXFP4 ``blocks`` [..., groups, 16] and ``scales`` [..., groups]: [..., groups * 32]."""
+    table = torch.tensor(_VALUES, dtype=torch.float64, device=blocks.device)
+    codes = torch.stack((blocks & 0xF, blocks >> 4), dim=-1).flatten(-2)
+    values = table[codes.long()] * torch.exp2(scales.to(torch.float64) - 127)[..., None]
+    return values.flatten(-2)
+
+
+def reference_inter(
+    shape: ExpertShape,
+    x: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """float64 activation [tokens, inter] of one expert: ``gate`` and ``up`` float64 [inter, hidden]."""
+    g, u = x.to(torch.float64) @ gate.T, x.to(torch.float64) @ up.T
+    if gate_bias is not None and up_bias is not None:
+        g, u = g + gate_bias.to(torch.float64), u + up_bias.to(torch.float64)
+    if shape.clamp:
+        g, u = g.clamp(max=shape.limit), u.clamp(-shape.limit, shape.limit)
+        return g * torch.sigmoid(shape.alpha * g) * (u + 1)
+    return g * torch.sigmoid(g) * u
+
+
+def slot_order(ids: torch.Tensor) -> list[int]:
+    """Distinct experts in order of first choice, as the kernel lists them."""
+    return list(dict.fromkeys(int(i) for i in ids.flatten().tolist()))
