@@ -97,5 +97,5 @@ def lock_owner(folder: Path) -> Owner | None:
 def _read(path: Path) -> Owner | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Owner)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

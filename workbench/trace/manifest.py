@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> Manifest:
             data = MIGRATIONS[version](data)
             version += 1
         return msgspec.convert(data, Manifest, strict=True)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: damaged ({str(error)[:200]})", hint=_salvage_hint(folder)) from None
 
 
