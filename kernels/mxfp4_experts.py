@@ -30,8 +30,10 @@ import torch
 import triton
 import triton.language as tl
 
+from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import EMULATED, expect, power_of_2, require
 from workbench.kernels.floor import Floor
+from workbench.kernels.matmul import dot_bf16
 from workbench.kernels.workspace import Workspace
 
 Activation = Literal["silu", "gptoss"]
@@ -113,20 +115,6 @@ def _scale(s, byte: tl.constexpr):
     else:
         bits = s << (23 - 8 * byte)
     return (bits & 0x7F800000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _widen(x):
-    """bf16 to fp32 by bits: the interpreter's own conversion loses subnormals."""
-    return (x.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _dot(a, b):
-    if EMULATED:
-        return tl.dot(_widen(a), _widen(b), input_precision="ieee")
-    else:
-        return tl.dot(a, b)
 
 
 @triton.jit
@@ -238,23 +226,11 @@ def _products(
             d = tl.join(_pair(w, 2 * b), _pair(w, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16, 16)
             low = d.to(tl.int16).to(tl.bfloat16, bitcast=True)
             high = (d >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-            q = _dot(tl.join(low, high).reshape(UNROLL * NW, R * 16, 32), x)
+            q = dot_bf16(tl.join(low, high).reshape(UNROLL * NW, R * 16, 32), x)
             scale = tl.join(_scale(s, 2 * b), _scale(s, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16)
             acc += q * scale[:, :, None]
     acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
     return tl.sum(acc.reshape(RW, KW, R * 16, TN), 1) * 4611686018427387904.0
-
-
-@triton.jit
-def _arrive(counter_ptr, arrivals: tl.constexpr):
-    """Count this program in; true for the last of ``arrivals``, which also resets the counter for the next launch."""
-    tl.debug_barrier()
-    before = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
-    last = before == arrivals - 1
-    if last:
-        tl.store(counter_ptr, 0)
-    tl.debug_barrier()
-    return last
 
 
 @triton.jit
@@ -317,7 +293,7 @@ def gate_up_kernel(
         at_partial = slot[None, None, None, :] + row[:, :, :, None]
         pairs_rows = tl.num_programs(1).to(tl.int64) * inter * 2
         tl.store(partial_ptr + part * pairs_rows + at_partial, acc, mask=ok)
-        if not _arrive(counter_ptr + block * tl.num_programs(1) + pair, SPLIT):
+        if not arrive(counter_ptr + block * tl.num_programs(1) + pair, SPLIT):
             return
         acc = tl.zeros((RW * R, 2, 8, TN), tl.float32)
         for other in tl.static_range(SPLIT):
@@ -382,7 +358,7 @@ def down_kernel(
         slot = (part * (T * TOPK) + tl.maximum(owner, 0)).to(tl.int64) * hidden
         ok = (row < hidden)[:, None] & (owner >= 0)[None, :]
         tl.store(partial_ptr + slot[None, :] + row[:, None], acc, mask=ok)
-    if _arrive(counter_ptr + block, SPLIT * T * TOPK):
+    if arrive(counter_ptr + block, SPLIT * T * TOPK):
         for t in range(T):
             if BASE:
                 total = tl.load(base_ptr + t * hidden + row, mask=row < hidden, other=0.0).to(tl.float32)
@@ -422,7 +398,8 @@ def _check_common(
     return experts, tiles, chunks, tokens
 
 
-def _cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int) -> dict[str, int]:
+def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int) -> dict[str, int]:
+    """Return the compile-time constants, warps and stages of a launch."""
     a_warp = -(-chunks // (config.kw * config.split))
     unroll = min(config.unroll, power_of_2(a_warp))
     return {
@@ -479,7 +456,7 @@ def gate_up(
     gate_up_kernel[(blocks * config.split, pairs)](
         words, scale_words, x, ids, x if bias is None else bias, out, partial, counters, tiles, chunks, alpha, limit,
         T=tokens, TOPK=ids.shape[1], GPTOSS=activation == "gptoss", BIAS=bias is not None,
-        **_cut(config, tokens, pairs, chunks),
+        **cut(config, tokens, pairs, chunks),
     )  # fmt: skip
     return out
 
@@ -521,6 +498,6 @@ def down(
     down_kernel[(blocks * config.split, pairs)](
         words, scale_words, h, ids, weights, h if bias is None else bias, h if base is None else base, out,
         partial, counters, tiles, chunks, T=tokens, TOPK=ids.shape[1], BIAS=bias is not None, BASE=base is not None,
-        **_cut(config, tokens, pairs, chunks),
+        **cut(config, tokens, pairs, chunks),
     )  # fmt: skip
     return out

@@ -1,0 +1,138 @@
+"""GQA and MLA decode attention against float64 softmax."""
+
+import pytest
+import torch
+
+from workbench.errors import InputError
+from workbench.kernels.attention import AttentionConfig, default_splits, floor, gqa_decode
+from workbench.kernels.mla import MlaConfig, mla_decode
+from workbench.kernels.workspace import Workspace
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double().cpu() - want).norm() / want.norm())
+
+
+def reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_len: int,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    causal: bool,
+) -> torch.Tensor:
+    tokens, heads, _ = q.shape
+    group = heads // k.shape[0]
+    keys = k[:, :kv_len].double().repeat_interleave(group, 0)
+    values = v[:, :kv_len].double().repeat_interleave(group, 0)
+    logits = torch.einsum("thd,hsd->ths", q.double(), keys) * scale
+    position = torch.arange(tokens)[:, None, None] + kv_len - tokens
+    key = torch.arange(kv_len)
+    hidden = torch.zeros_like(logits, dtype=torch.bool)
+    if causal:
+        hidden |= key > position
+    if window is not None:
+        hidden |= key <= position - window
+    logits = logits.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        column = sinks.double()[None, :, None].expand(tokens, heads, 1)
+        weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
+    else:
+        weights = logits.softmax(-1)
+    return torch.einsum("ths,hsd->thd", weights, values)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "kv_heads", "dk", "dv", "kv_len", "window", "sinks", "causal", "splits"),
+    [
+        (1, 8, 2, 32, 32, 77, None, False, True, 3),
+        (4, 4, 2, 16, 32, 50, None, True, True, 1),
+        (3, 4, 1, 192, 16, 40, 13, True, True, 2),
+        (5, 2, 2, 16, 16, 45, 20, False, False, 4),
+        (2, 2, 1, 16, 16, 2, None, True, True, 4),  # most parts are empty
+    ],
+)
+def test_gqa(
+    device: torch.device,
+    bf16_tol: float,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    dk: int,
+    dv: int,
+    kv_len: int,
+    window: int | None,
+    sinks: bool,
+    causal: bool,
+    splits: int,
+) -> None:
+    capacity = kv_len + 9
+    q, k, v = (
+        randn(tokens, heads, dk, seed=1),
+        randn(kv_heads, capacity, dk, seed=2),
+        randn(kv_heads, capacity, dv, seed=3),
+    )
+    k[:, kv_len:] = float("nan")  # nothing past the context may be read into the sum
+    v[:, kv_len:] = float("nan")
+    sink = randn(heads, seed=4) if sinks else None
+    workspace = Workspace(device)
+    out = torch.full((tokens, heads, dv), float("nan"), dtype=torch.bfloat16, device=device)
+    length = torch.tensor([kv_len], dtype=torch.int32, device=device)
+    for _ in range(2):
+        gqa_decode(
+            q.to(device), k.to(device), v.to(device), length, scale=dk**-0.5, window=window,
+            sinks=None if sink is None else sink.to(device), causal=causal, out=out, workspace=workspace,
+            config=AttentionConfig(splits=splits, block=16),
+        )  # fmt: skip
+    assert error(out, reference(q, k, v, kv_len, dk**-0.5, window, sink, causal)) < 2 * bf16_tol
+
+
+@pytest.mark.parametrize(("tokens", "heads", "chosen", "splits"), [(1, 4, False, 3), (5, 7, False, 2), (2, 4, True, 2)])
+def test_mla(device: torch.device, bf16_tol: float, tokens: int, heads: int, chosen: bool, splits: int) -> None:
+    rank, rope, kv_len = 32, 16, 50
+    q, cache = randn(tokens, heads, rank + rope, seed=1), randn(kv_len + 3, rank + rope, seed=2)
+    cache[kv_len:] = float("nan")
+    indices = None
+    logits = torch.einsum("thd,sd->ths", q.double(), cache[:kv_len].double()) * 0.1
+    hidden = torch.arange(kv_len) > torch.arange(tokens)[:, None, None] + kv_len - tokens
+    if chosen:
+        generator = torch.Generator().manual_seed(5)
+        indices = torch.stack([torch.randperm(kv_len - tokens, generator=generator)[:20] for _ in range(tokens)])
+        indices = torch.cat((indices, torch.full((tokens, 4), -1)), 1).to(torch.int32)
+        picked = torch.zeros(tokens, 1, kv_len, dtype=torch.bool)
+        for t in range(tokens):
+            picked[t, 0, indices[t, :20].long()] = True
+        hidden = hidden | ~picked
+    weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
+    want = torch.einsum("ths,sd->thd", weights, cache[:kv_len, :rank].double())
+    out = mla_decode(
+        q.to(device), cache.to(device), torch.tensor([kv_len], dtype=torch.int32, device=device), rank=rank, scale=0.1,
+        indices=None if indices is None else indices.to(device), config=MlaConfig(splits=splits, block=16),
+    )  # fmt: skip
+    assert error(out, want) < 2 * bf16_tol
+
+
+def test_splits_and_floor() -> None:
+    assert default_splits(8, 8192, 64) == 16
+    assert default_splits(8, 128, 64) == 1
+    assert floor(1, 64, 8, 64, 64, 1000).bytes_read == 2 * 8 * 1000 * 128 + 2 * 64 * 64
+
+
+def test_refusals(device: torch.device) -> None:
+    q = torch.zeros(1, 6, 16, dtype=torch.bfloat16, device=device)
+    kv = torch.zeros(4, 32, 16, dtype=torch.bfloat16, device=device)
+    length = torch.ones(1, dtype=torch.int32, device=device)
+    with pytest.raises(InputError, match="6 query heads are not a multiple of 4 KV heads"):
+        gqa_decode(q, kv, kv, length, scale=1.0)
+    with pytest.raises(InputError, match="head size 24"):
+        gqa_decode(q.new_zeros(1, 4, 24), kv.new_zeros(4, 32, 24), kv, length, scale=1.0)
+    with pytest.raises(InputError, match="window=0"):
+        gqa_decode(q.new_zeros(1, 4, 16), kv, kv, length, scale=1.0, window=0)
+    with pytest.raises(InputError, match="rank=24"):
+        mla_decode(q.new_zeros(1, 4, 40), kv.new_zeros(8, 40), length, rank=24, scale=1.0)
