@@ -17,9 +17,8 @@ import triton
 import triton.language as tl
 
 from workbench.kernels.contract import expect, power_of_2, require
+from workbench.kernels.e4m3 import GROUP, quantise_groups
 from workbench.kernels.floor import Floor
-
-GROUP = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +29,6 @@ class NormConfig:
 
 
 SPACE = (NormConfig(4), NormConfig(8), NormConfig(16))
-
-
-@triton.jit
-def quantise_groups(y, GROUPS: tl.constexpr, POWER_OF_2: tl.constexpr):
-    """Quantise fp32[GROUPS * 128] by groups: return (e4m3[GROUPS, 128], scale fp32[GROUPS]).
-
-    An all-zero group gets scale 1.
-    """
-    y = y.reshape(GROUPS, 128)
-    top = tl.max(tl.abs(y), 1)
-    scale = tl.where(top > 0.0, top * (1.0 / 448.0), 1.0)
-    if POWER_OF_2:  # round the fp32 up to its next power of two, by its bits
-        bits = scale.to(tl.int32, bitcast=True)
-        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    scaled = tl.minimum(tl.maximum(y / scale[:, None], -448.0), 448.0)
-    return scaled.to(tl.float8e4nv), scale
 
 
 @triton.jit
