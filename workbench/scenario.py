@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
@@ -225,28 +225,19 @@ class Scenario:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_scenario(
-    name_or_path: str | os.PathLike[str], *, overrides: Sequence[str] = (), policies: Collection[str] = ()
-) -> Scenario:
+def load_scenario(name_or_path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> Scenario:
     """Load a built-in scenario by name, or a TOML file by path.
 
     ``overrides`` are TOML assignments to the file's own sections, such as ``measure.repetitions=1``.
-    ``policies`` are the precision policies that exist; empty: not checked.
     Raises InputError, one line that names file, field and fix.
     """
     source, text, folder = _read(os.fspath(name_or_path))
     scenario = parse_scenario(text, source=source, folder=folder, overrides=overrides)
     for variant in scenario.variants():
-        where = f"{source}: variant {variant.name!r}"
-        if policies and variant.precision.policy not in policies:
-            hint = suggestion(variant.precision.policy, sorted(policies))
-            raise InputError(f"{where}: precision.policy: unknown policy {variant.precision.policy!r}", hint=hint)
-        if (shape := variant.shape_path) and not shape.is_file():
-            raise InputError(f"{where}: model.shape: no file {shape}", hint="the path is relative to the scenario")
         try:
-            _ = variant.prompts_path
+            _look_up(variant)
         except InputError as error:
-            raise InputError(f"{where}: {error.message}", hint=error.hint) from None
+            raise InputError(f"{source}: variant {variant.name!r}: {error.message}", hint=error.hint) from None
     return scenario
 
 
@@ -308,6 +299,22 @@ def _read(name: str) -> tuple[str, str, Path]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise InputError(f"{name!r}: cannot be read ({reason})", hint="a scenario is a UTF-8 TOML file") from None
+
+
+def _look_up(variant: Variant) -> None:
+    """Raise InputError where ``variant`` names a preset, a policy or a file that does not exist."""
+    from workbench.decode.precision import policy_names
+    from workbench.decode.presets import preset_names
+
+    for field, name, names in (
+        ("model.preset", variant.model.preset, preset_names()),
+        ("precision.policy", variant.precision.policy, policy_names()),
+    ):
+        if name is not None and name not in names:
+            raise InputError(f"{field}: there is no {name!r}", hint=suggestion(name, names))
+    if (shape := variant.shape_path) and not shape.is_file():
+        raise InputError(f"model.shape: no file {shape}", hint="the path is relative to the scenario")
+    _ = variant.prompts_path
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:
