@@ -18,6 +18,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
 from workbench.decode.pipeline import Pipeline, TokenPrompt, build_pipeline
 from workbench.decode.tensor_rows import tensor_rows
@@ -57,7 +59,7 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     bundle is readable: an exception leaves it failed, a killed process leaves it open for ``workbench check --salvage``.
     """
     variants = scenario.variants()
-    _use_threads(variants)
+    threads = _threads(variants)
     progress("build", 0, len(variants))
     pipelines = []
     for index, variant in enumerate(variants):
@@ -74,7 +76,9 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     )
     with BundleWriter.create(out, manifest) as writer:
         run = Run(writer, progress)
-        _write_roofs(run, pipelines)
+        _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
+        if threads:
+            torch.set_num_threads(threads)
         for repetition in range(max(variant.measure.repetitions for variant in variants)):
             for pipeline in pipelines:
                 if repetition < pipeline.variant.measure.repetitions:
@@ -87,15 +91,12 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     return out
 
 
-def _use_threads(variants: list[Variant]) -> None:
-    """Set the CPU threads once: torch's pool is per process, so variants cannot differ."""
-    import torch
-
+def _threads(variants: list[Variant]) -> int | None:
+    """Return the CPU threads all variants agree on: torch's pool is per process, so they cannot differ."""
     wanted = {variant.engine.threads for variant in variants}
     if len(wanted) > 1:
         raise UnfitError(f"engine.threads: variants ask for {sorted(map(str, wanted))}, a run has one thread pool")
-    if count := wanted.pop():
-        torch.set_num_threads(count)
+    return wanted.pop()
 
 
 def _write_roofs(run: Run, pipelines: list[Pipeline]) -> None:

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 from workbench.decode.dflash import DFlashModel
 from workbench.decode.model import Target
 from workbench.decode.presets import load_preset
+from workbench.decode.prompts import read_prompts
+from workbench.decode.train.card import measure_acceptance, render_card
 from workbench.decode.train.corpus import build, read_documents
 from workbench.decode.train.drafter import train_drafter
 from workbench.decode.train.generate import generate
@@ -135,6 +137,16 @@ def ship(work: Work, out: Annotated[Path, typer.Argument(help="folder to write t
             raise InputError(f"{source}: missing; run the stage that writes it first")
         shutil.copy(source, out / source.name)
     Tokenizer.from_file(str(out / "tokenizer.json"))
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="the shipped model's folder")],
+    prompts_file: Annotated[Path, typer.Argument(help="JSON Lines prompts")],
+) -> None:
+    """Measure accept lengths and write FOLDER/MODEL_CARD.md."""
+    rows = list(measure_acceptance(folder, read_prompts(prompts_file, 16), (0.0, 1.0)))
+    (folder / "MODEL_CARD.md").write_text(render_card(folder, rows))
 
 
 def _corpus(work: Path) -> Path:
