@@ -14,9 +14,9 @@ def widen(x):
 
 
 @triton.jit
-def dot_bf16(a, b):
-    """``a @ b`` of bf16 tiles in fp32."""
+def dot_bf16(a, b, acc=None):
+    """``a @ b`` of bf16 tiles in fp32, plus ``acc``."""
     if EMULATED:
-        return tl.dot(widen(a), widen(b), input_precision="ieee")
+        return tl.dot(widen(a), widen(b), acc, input_precision="ieee")
     else:
-        return tl.dot(a, b)
+        return tl.dot(a, b, acc)

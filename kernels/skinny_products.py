@@ -1,0 +1,156 @@
+"""The inner loop of the skinny products W @ x for 1 to 16 tokens, weights in checkpoint order.
+
+A warp takes 16 weight rows at a time, tokens are the MMA's columns. The contraction order within a chunk is free, so
+each lane loads 16 consecutive bytes of a row and of x, and calls them the numbers that the MMA wants from it: no
+shuffle, no shared memory, no barrier in the loop. Warps share K (``KW``) or rows (``RW``), programs share K
+(``SPLIT``); a turn takes ``UNROLL`` chunks a warp and requests the next turn's weights before its own arithmetic.
+"""
+# mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
+# ruff: noqa: N803, N806
+
+import triton
+import triton.language as tl
+
+from workbench.kernels.matmul import dot_bf16
+
+#: Columns of one chunk: what a warp contracts at a time.
+CHUNK_BF16 = 64
+CHUNK_FP8 = 128
+
+
+@triton.jit
+def _weight_rows(
+    block, part, rows, columns, LANE: tl.constexpr, KW: tl.constexpr, RW: tl.constexpr, R: tl.constexpr,
+    SPLIT: tl.constexpr, UNROLL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Offsets from the block's first row, row mask and first chunk of each flat row (unroll, r, half, warp, g, c)."""
+    NW: tl.constexpr = KW * RW
+    wi = tl.arange(0, UNROLL * R * 2 * NW * 32)
+    warp = wi // 32 % NW
+    row = (warp // KW * R + wi // (2 * NW * 32) % R) * 16 + wi // (NW * 32) % 2 * 8 + wi % 32 // 4
+    chunk = wi // (R * 2 * NW * 32) * (SPLIT * KW) + part * KW + warp % KW
+    at = (row * columns + chunk * CHUNK + wi % 4 * LANE)[:, None] + tl.arange(0, LANE)[None, :]
+    return at, block * (RW * R * 16) + row < rows, chunk
+
+
+@triton.jit
+def _token_rows(
+    part, columns, LANE: tl.constexpr, TN: tl.constexpr, KW: tl.constexpr, RW: tl.constexpr, SPLIT: tl.constexpr,
+    UNROLL: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Offsets, token and first chunk of each flat row (unroll, replica, warp, g, c) of x."""
+    NW: tl.constexpr = KW * RW
+    REP: tl.constexpr = TN // 8
+    xi = tl.arange(0, UNROLL * REP * NW * 32)
+    token = xi // (NW * 32) % REP * 8 + xi % 32 // 4
+    chunk = xi // (REP * NW * 32) * (SPLIT * KW) + part * KW + xi // 32 % KW
+    at = (token * columns + chunk * CHUNK + xi % 4 * LANE)[:, None] + tl.arange(0, LANE)[None, :]
+    return at, token, chunk
+
+
+@triton.jit
+def _weights_bf16(w, NW: tl.constexpr, R: tl.constexpr, UNROLL: tl.constexpr):
+    # (unroll, r, half, warp, g, c, p, e) -> (unroll, warp, r, half, g, p, c, e)
+    w = w.reshape(UNROLL, R, 2, NW, 8, 4, 4, 2).trans(0, 3, 1, 2, 4, 6, 5, 7)
+    return w.reshape(UNROLL * NW, R * 16, 32)
+
+
+@triton.jit
+def _tokens_bf16(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
+    # (unroll, replica, warp, g, c, p, e) -> (unroll, warp, p, c, e, replica, g)
+    return x.reshape(UNROLL, TN // 8, NW, 8, 4, 4, 2).trans(0, 2, 5, 4, 6, 1, 3).reshape(UNROLL * NW, 32, TN)
+
+
+@triton.jit
+def products_bf16(
+    w_ptr, x_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr, KW: tl.constexpr, RW: tl.constexpr,
+    R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    """Return W[block] @ x.T of K part ``part``, fp32[RW * R * 16, TN]; W bf16[rows, columns], x bf16[T, columns]."""
+    NW: tl.constexpr = KW * RW
+    STEP: tl.constexpr = UNROLL * SPLIT * KW
+    chunks = columns // 64
+    w_at, w_row_ok, w_chunk = _weight_rows(block, part, rows, columns, 8, KW, RW, R, SPLIT, UNROLL, 64)
+    x_at, token, x_chunk = _token_rows(part, columns, 8, TN, KW, RW, SPLIT, UNROLL, 64)
+    w_at = w_ptr + block.to(tl.int64) * (RW * R * 16) * columns + w_at
+    x_at = x_ptr + x_at
+    acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
+    ok = (w_row_ok & (w_chunk < chunks))[:, None]
+    w0_next = tl.load(w_at, mask=ok, other=0.0)
+    w1_next = tl.load(w_at + 32, mask=ok, other=0.0)
+    for turn in range(TURNS):
+        w0 = w0_next
+        w1 = w1_next
+        here = turn * STEP
+        x_ok = ((token < T) & (x_chunk + here < chunks))[:, None]
+        x0 = tl.load(x_at + here * 64, mask=x_ok, other=0.0)
+        x1 = tl.load(x_at + here * 64 + 32, mask=x_ok, other=0.0)
+        if TURNS > 1:
+            ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
+            w0_next = tl.load(w_at + (here + STEP) * 64, mask=ok, other=0.0)
+            w1_next = tl.load(w_at + (here + STEP) * 64 + 32, mask=ok, other=0.0)
+        acc = dot_bf16(_weights_bf16(w0, NW, R, UNROLL), _tokens_bf16(x0, NW, TN, UNROLL), acc)
+        acc = dot_bf16(_weights_bf16(w1, NW, R, UNROLL), _tokens_bf16(x1, NW, TN, UNROLL), acc)
+    acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
+    return tl.sum(acc.reshape(RW, KW, R * 16, TN), 1).reshape(RW * R * 16, TN)
+
+
+@triton.jit
+def _weights_fp8(w, NW: tl.constexpr, R: tl.constexpr, UNROLL: tl.constexpr):
+    # (unroll, r, half, warp, g, c, p, e) -> (unroll, warp, r, half, g, p, c, e), e now four numbers
+    w = w.reshape(UNROLL, R, 2, NW, 8, 4, 4, 4).trans(0, 3, 1, 2, 4, 6, 5, 7)
+    return w.reshape(UNROLL * NW, R * 16, 64)
+
+
+@triton.jit
+def _tokens_fp8(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
+    return x.reshape(UNROLL, TN // 8, NW, 8, 4, 4, 4).trans(0, 2, 5, 4, 6, 1, 3).reshape(UNROLL * NW, 64, TN)
+
+
+@triton.jit
+def products_fp8(
+    w_ptr, w_scale_ptr, x_ptr, x_scale_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr,
+    KW: tl.constexpr, RW: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """As ``products_bf16`` for e4m3 weights (fp32 scales per 128 x 128) and e4m3 x (fp32 scales per 1 x 128).
+
+    One chunk is one scale block: its product leaves the tensor core before it is scaled and added in fp32.
+    """
+    NW: tl.constexpr = KW * RW
+    STEP: tl.constexpr = UNROLL * SPLIT * KW
+    chunks = columns // 128
+    w_at, w_row_ok, w_chunk = _weight_rows(block, part, rows, columns, 16, KW, RW, R, SPLIT, UNROLL, 128)
+    x_at, token, x_chunk = _token_rows(part, columns, 16, TN, KW, RW, SPLIT, UNROLL, 128)
+    w_at = w_ptr + block.to(tl.int64) * (RW * R * 16) * columns + w_at
+    x_at = x_ptr + x_at
+    index = tl.arange(0, UNROLL * NW)[:, None]
+    s_chunk = index // NW * (SPLIT * KW) + part * KW + index % KW
+    s_row = (block * (RW * R) + index % NW // KW * R + tl.arange(0, R)[None, :]) * 16
+    s_row_ok = s_row < rows
+    w_scale_at = w_scale_ptr + s_row // 128 * chunks + s_chunk
+    s_token = tl.arange(0, TN)[None, :]
+    x_scale_at = x_scale_ptr + s_token * chunks + s_chunk
+    acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
+    ok = (w_row_ok & (w_chunk < chunks))[:, None]
+    w0_next = tl.load(w_at, mask=ok, other=0.0)
+    w1_next = tl.load(w_at + 64, mask=ok, other=0.0)
+    for turn in range(TURNS):
+        w0 = w0_next
+        w1 = w1_next
+        here = turn * STEP
+        x_ok = ((token < T) & (x_chunk + here < chunks))[:, None]
+        x0 = tl.load(x_at + here * 128, mask=x_ok, other=0.0)
+        x1 = tl.load(x_at + here * 128 + 64, mask=x_ok, other=0.0)
+        w_scale = tl.load(w_scale_at + here, mask=s_row_ok & (s_chunk + here < chunks), other=0.0)
+        x_scale = tl.load(x_scale_at + here, mask=(s_token < T) & (s_chunk + here < chunks), other=0.0)
+        if TURNS > 1:
+            ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
+            w0_next = tl.load(w_at + (here + STEP) * 128, mask=ok, other=0.0)
+            w1_next = tl.load(w_at + (here + STEP) * 128 + 64, mask=ok, other=0.0)
+        q = tl.dot(_weights_fp8(w0, NW, R, UNROLL), _tokens_fp8(x0, NW, TN, UNROLL))
+        q = tl.dot(_weights_fp8(w1, NW, R, UNROLL), _tokens_fp8(x1, NW, TN, UNROLL), q)
+        q = q.reshape(UNROLL * NW, R, 16, TN) * (w_scale[:, :, None, None] * x_scale[:, None, None, :])
+        acc += q.reshape(UNROLL * NW, R * 16, TN)
+    acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
+    return tl.sum(acc.reshape(RW, KW, R * 16, TN), 1).reshape(RW * R * 16, TN)
