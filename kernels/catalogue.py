@@ -1,0 +1,310 @@
+"""Every Triton kernel with a signature at true shapes: what the cross-compile check builds.
+
+Types are Triton's: ``*bf16`` a pointer, ``i32`` a number; arguments named in ``divisible`` are multiples of 16 at
+every true shape, as pointers from torch's allocator are. The rest are compile-time constants.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workbench.kernels import (
+    attention,
+    lm_head,
+    mla,
+    mxfp4_experts,
+    nucleus,
+    rms_norm,
+    roof,
+    rope,
+    router,
+    skinny_gemm,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel as compiled for one representative launch."""
+
+    name: str
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    divisible: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 2
+    #: Why this kernel may spill registers on sm_90; empty: it must not.
+    spills: str = ""
+    shape: str = field(default="", compare=False)
+
+
+_EXPERT_TYPES = {
+    "w_ptr": "*i32",
+    "s_ptr": "*i32",
+    "x_ptr": "*bf16",
+    "h_ptr": "*bf16",
+    "ids_ptr": "*i32",
+    "weights_ptr": "*fp32",
+    "bias_ptr": "*bf16",
+    "base_ptr": "*bf16",
+    "y_ptr": "*bf16",
+    "partial_ptr": "*fp32",
+    "counter_ptr": "*i32",
+    "tiles": "i32",
+    "chunks": "i32",
+    "alpha": "fp32",
+    "limit": "fp32",
+}
+
+
+def _expert(
+    name: str, kernel: Any, tokens: int, top_k: int, tiles: int, chunks: int, shape: str, **flags: bool
+) -> Entry:
+    config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k)
+    cut = mxfp4_experts.cut(config, tokens, tokens * top_k, chunks)
+    warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    constants = {"T": tokens, "TOPK": top_k, **flags, **cut}
+    types = {arg: _EXPERT_TYPES[arg] for arg in kernel.arg_names if arg not in constants}
+    return Entry(name, kernel, types, constants, (), warps, stages, getattr(mxfp4_experts, "SPILLS", ""), shape)
+
+
+def _gqa(name: str, shape: str, tokens: int, kv_heads: int, group: int, dk: int, dv: int, windowed: bool) -> Entry:
+    rows = max(16, 1 << (tokens * group - 1).bit_length())
+    return Entry(
+        name,
+        attention.gqa_kernel,
+        {
+            **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "o_ptr", "sink_ptr"), "*bf16"),
+            "kv_len_ptr": "*i32",
+            "partial_ptr": "*fp32",
+            "counter_ptr": "*i32",
+            "capacity": "i32",
+            "window": "i32",
+            "scale_log2": "fp32",
+        },
+        {
+            "T": tokens,
+            "KV_HEADS": kv_heads,
+            "GROUP": group,
+            "DK": dk,
+            "DK_A": 128 if dk == 192 else dk,
+            "DK_B": 64 if dk == 192 else 0,
+            "DV": dv,
+            "ROWS": rows,
+            "SPLITS": 16,
+            "BLOCK": 64 if rows <= 64 else 32,
+            "CAUSAL": True,
+            "WINDOWED": windowed,
+            "SINKS": windowed,
+        },
+        ("capacity",),
+        4 if rows <= 64 else 8,
+        2,
+        getattr(attention, "SPILLS", ""),
+        shape,
+    )
+
+
+def _mla(name: str, tokens: int, heads: int, top_k: int) -> Entry:
+    return Entry(
+        name,
+        mla.mla_kernel,
+        {
+            **dict.fromkeys(("q_ptr", "cache_ptr", "o_ptr"), "*bf16"),
+            **dict.fromkeys(("kv_len_ptr", "indices_ptr", "counter_ptr"), "*i32"),
+            "partial_ptr": "*fp32",
+            "scale_log2": "fp32",
+        },
+        {
+            "T": tokens,
+            "HEADS": heads,
+            "RANK": 512,
+            "ROPE": 64,
+            "ROWS": 16,
+            "SPLITS": 64,
+            "BLOCK": 32,
+            "TOPK": top_k,
+        },
+        (),
+        4,
+        2,
+        getattr(mla, "SPILLS", ""),
+        f"GLM-5.2 TP8, T={tokens}" + (f", top {top_k}" if top_k else ""),
+    )
+
+
+_SKINNY_TYPES = {
+    "w_scale_ptr": "*fp32",
+    "x_scale_ptr": "*fp32",
+    "bias_ptr": "*bf16",
+    "residual_ptr": "*bf16",
+    "y_ptr": "*bf16",
+    "correction_ptr": "*fp32",
+    "ids_ptr": "*i32",
+    "weights_ptr": "*fp32",
+    "logits_ptr": "*fp32",
+    "tokens_ptr": "*i32",
+    "lse_ptr": "*fp32",
+    "rng_ptr": "*i64",
+    "partial_ptr": "*fp32",
+    "counter_ptr": "*i32",
+    "rows": "i32",
+    "columns": "i32",
+    "factor": "fp32",
+    "inverse_temperature": "fp32",
+}
+
+
+def _skinny(
+    name: str, module: Any, kernel: Any, tokens: int, rows: int, columns: int, shape: str, config: Any, **constants: Any
+) -> Entry:
+    fp8 = kernel is skinny_gemm.skinny_fp8_kernel
+    cut = skinny_gemm.cut(config, tokens, columns // (128 if fp8 else 64))
+    warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    element = "*fp8e4nv" if fp8 else "*bf16"
+    types = {**_SKINNY_TYPES, "w_ptr": element, "x_ptr": element}
+    constants = {key: value for key, value in {**cut, **constants}.items() if key in kernel.arg_names}
+    types = {arg: types[arg] for arg in kernel.arg_names if arg not in constants}
+    return Entry(
+        name, kernel, types, constants, ("rows", "columns"), warps, stages, getattr(module, "SPILLS", ""), shape
+    )
+
+
+def _dense(name: str, kernel: Any, tokens: int, rows: int, columns: int, shape: str) -> Entry:
+    fp8 = kernel is skinny_gemm.skinny_fp8_kernel
+    config = skinny_gemm.default_config(rows, columns // (128 if fp8 else 64))
+    flags = {"BIAS": True, "RESIDUAL": True, "OUT_BF16": True}
+    return _skinny(name, skinny_gemm, kernel, tokens, rows, columns, shape, config, **flags)
+
+
+def _router(name: str, tokens: int, experts: int, hidden: int, top_k: int, mode: int, shape: str) -> Entry:
+    return _skinny(
+        name, router, router.router_kernel, tokens, experts, hidden, shape, router.default_config(hidden // 64),
+        TOPK=top_k, K_WIDE=1 << (top_k - 1).bit_length(), T_WIDE=1 << (tokens - 1).bit_length(),
+        E_WIDE=1 << (experts - 1).bit_length(), MODE=mode, RENORMALISE=True, BIAS=mode == 1,
+    )  # fmt: skip
+
+
+def _head(name: str, tokens: int, sample: bool) -> Entry:
+    config = lm_head.HeadConfig()
+    return _skinny(
+        name, lm_head, lm_head.lm_head_kernel, tokens, 201088, 2880, f"gpt-oss, T={tokens}",
+        skinny_gemm.SkinnyConfig(config.kw, config.rw, config.r, 1, config.unroll),
+        SAMPLE=sample, LOGITS=sample, LSE=sample, PROGRAMS=config.programs,
+        P_WIDE=1 << (config.programs - 1).bit_length(),
+    )  # fmt: skip
+
+
+def _norm(name: str, quantise: bool) -> Entry:
+    return Entry(
+        name,
+        rms_norm.rms_norm_kernel,
+        {
+            **dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "y_ptr"), "*bf16"),
+            "q_ptr": "*fp8e4nv",
+            "scale_ptr": "*fp32",
+            "hidden": "i32",
+            "eps": "fp32",
+        },
+        {"BLOCK": 8192, "RESIDUAL": True, "WRITE_Y": True, "QUANTISE": quantise, "POWER_OF_2": False},
+        ("hidden",),
+        rms_norm.NormConfig().num_warps,
+        2,
+        getattr(rms_norm, "SPILLS", ""),
+        "GLM-5.2, hidden 6144",
+    )
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "read_roof",
+        roof.read_roof_kernel,
+        {"buffer_ptr": "*i32", "out_ptr": "*i32", "n": "i64"},
+        {"BLOCK": 8192},
+        ("n",),
+        8,
+        shape="8 GiB",
+    ),
+    _expert("gate_up_t1", mxfp4_experts.gate_up_kernel, 1, 4, 360, 45, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
+    _expert("gate_up_t16", mxfp4_experts.gate_up_kernel, 16, 4, 360, 45, "gpt-oss, T=16", GPTOSS=True, BIAS=True),
+    _expert("gate_up_rank", mxfp4_experts.gate_up_kernel, 1, 8, 32, 96, "GLM-5.2 TP8, T=1", GPTOSS=False, BIAS=False),
+    _expert("down_t1", mxfp4_experts.down_kernel, 1, 4, 180, 45, "gpt-oss, T=1", BIAS=True, BASE=True),
+    _expert("down_t16", mxfp4_experts.down_kernel, 16, 4, 180, 45, "gpt-oss, T=16", BIAS=True, BASE=True),
+    _expert("down_rank", mxfp4_experts.down_kernel, 1, 8, 384, 4, "GLM-5.2 TP8, T=1", BIAS=False, BASE=False),
+    _gqa("gqa_t1", "gpt-oss full, T=1", 1, 8, 8, 64, 64, False),
+    _gqa("gqa_window_t1", "gpt-oss sliding, T=1", 1, 8, 8, 64, 64, True),
+    _gqa("gqa_t16", "Qwen3-30B, T=16", 16, 4, 8, 128, 128, False),
+    _gqa("gqa_mimo_t8", "MiMo TP8 sliding, T=8", 8, 1, 16, 192, 128, True),
+    _mla("mla_t1", 1, 8, 0),
+    _mla("mla_t6_chosen", 6, 8, 2048),
+    _norm("rms_norm", False),
+    _norm("rms_norm_quantise", True),
+    Entry(
+        "rope_write",
+        rope.rope_kernel,
+        {
+            **dict.fromkeys(("qkv_ptr", "q_norm_ptr", "k_norm_ptr", "q_ptr", "k_ptr", "v_ptr"), "*bf16"),
+            "table_ptr": "*fp32",
+            "kv_len_ptr": "*i32",
+            "capacity": "i32",
+            "eps": "fp32",
+            "v_scale": "fp32",
+        },
+        {
+            "T": 1,
+            "HEADS": 32,
+            "KV_HEADS": 4,
+            "DK": 128,
+            "DV": 128,
+            "WIDE": 128,
+            "ROT": 128,
+            "HALF": 64,
+            "INTERLEAVED": False,
+            "NORM": True,
+        },
+        ("capacity",),
+        1,
+        shape="Qwen3-30B, T=1",
+    ),
+    Entry(
+        "rope_write_mla",
+        rope.rope_mla_kernel,
+        {
+            **dict.fromkeys(("kv_ptr", "q_ptr", "norm_ptr", "cache_ptr", "q_out_ptr"), "*bf16"),
+            "table_ptr": "*fp32",
+            "kv_len_ptr": "*i32",
+            "eps": "fp32",
+        },
+        {"T": 1, "HEADS": 8, "NOPE": 192, "RANK": 512, "ROPE": 64, "INTERLEAVED": True},
+        (),
+        1,
+        shape="GLM-5.2 TP8, T=1",
+    ),
+    _dense("skinny_bf16_t1", skinny_gemm.skinny_bf16_kernel, 1, 5120, 2880, "gpt-oss qkv, T=1"),
+    _dense("skinny_bf16_t16", skinny_gemm.skinny_bf16_kernel, 16, 5120, 2880, "gpt-oss qkv, T=16"),
+    _dense("skinny_fp8_t1", skinny_gemm.skinny_fp8_kernel, 1, 2624, 6144, "GLM-5.2 q_a + kv_a, T=1"),
+    _dense("skinny_fp8_t16", skinny_gemm.skinny_fp8_kernel, 16, 2624, 6144, "GLM-5.2 q_a + kv_a, T=16"),
+    _router("router_gptoss", 1, 128, 2880, 4, 1, "gpt-oss-120b, T=1"),
+    _router("router_sigmoid_t8", 8, 384, 6144, 8, 2, "MiMo-V2.5-Pro, T=8"),
+    _head("lm_head_greedy_t1", 1, False),
+    _head("lm_head_sample_t8", 8, True),
+    Entry(
+        "nucleus",
+        nucleus.nucleus_kernel,
+        {
+            "logits_ptr": "*fp32",
+            "lse_ptr": "*fp32",
+            "tokens_ptr": "*i32",
+            "rng_ptr": "*i64",
+            "partial_ptr": "*fp32",
+            "counter_ptr": "*i32",
+            "rows": "i32",
+            "inverse_temperature": "fp32",
+            "top_p": "fp32",
+        },
+        {"PARTS": 16, "BLOCK": 4096},
+        ("rows",),
+        8,
+        shape="gpt-oss vocabulary",
+    ),
+)

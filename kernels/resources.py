@@ -1,0 +1,149 @@
+"""Registers, spills and shared memory of a kernel, compiled for any NVIDIA target on a machine without a GPU.
+
+The numbers are ptxas's, read back from the cubin with the ``cuobjdump`` that ships in Triton's wheel: STACK is the
+local memory a thread needs, which in these kernels (no arrays, no calls) is spilled registers. Values are facts of
+the build (estimated where they stand for what happens on a device).
+
+``python -m workbench.kernels.resources [--arch 90] [--only NAME]`` prints one JSON object.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.errors import InputError, UnfitError
+
+if TYPE_CHECKING:
+    from workbench.kernels.catalogue import Entry
+
+#: Compute capability times ten: Hopper, Blackwell B200, Blackwell Ultra B300.
+TARGETS = (90, 100, 103)
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+_REGISTERS_PER_SM = 65536
+_THREADS_PER_SM = 2048
+_SHARED_PER_SM = 228 * 1024
+_RESERVED_SHARED = 1024  # the driver's, part of SHARED in the dump
+_PROGRAMS_PER_SM = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one program (CTA) of a compiled kernel takes.
+
+    ``registers`` a thread; ``stack_bytes`` of local memory a thread (spills); ``shared_bytes`` a program, static
+    and dynamic; ``programs_per_sm`` the residency these allow (registers in units of 256 a warp; warps; shared
+    memory of 228 KiB with 1 KiB reserved a program), before any other limit.
+    """
+
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    num_warps: int
+
+    @property
+    def programs_per_sm(self) -> int:
+        """Programs one SM can hold at once."""
+        a_warp = -(-self.registers * 32 // 256) * 256
+        return min(
+            _REGISTERS_PER_SM // (a_warp * self.num_warps),
+            _THREADS_PER_SM // (32 * self.num_warps),
+            _SHARED_PER_SM // (self.shared_bytes + _RESERVED_SHARED),
+            _PROGRAMS_PER_SM,
+        )
+
+
+def compile_resources(entry: "Entry", target: int) -> Resources:
+    """Compile ``entry`` for compute capability ``target`` (90, 100, 103) and read the cubin back.
+
+    Triton's on-disk cache makes a second call cheap. Raises InputError for an unknown target or under
+    ``TRITON_INTERPRET``, UnfitError when the tool chain is missing or fails.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from workbench.kernels.contract import INTERPRETED
+
+    if INTERPRETED:
+        raise InputError("resources: TRITON_INTERPRET is set, so kernels cannot be compiled", hint="unset it")
+    if target not in TARGETS:
+        raise InputError(f"resources: target {target} is unknown", hint=f"one of {', '.join(map(str, TARGETS))}")
+    names = entry.kernel.arg_names
+    signature = {name: "constexpr" if name in entry.constants else entry.types[name] for name in names}
+    constants = {(names.index(name),): value for name, value in entry.constants.items()}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(names)
+        if signature[name].startswith("*") or name in entry.divisible
+    }
+    compiled = triton.compile(
+        ASTSource(entry.kernel, signature, constants, aligned),
+        target=GPUTarget("cuda", target, 32),
+        options={"num_warps": entry.num_warps, "num_stages": entry.num_stages},
+    )
+    registers, stack, static_shared, local = _usage(compiled.asm["cubin"], entry.name)
+    return Resources(
+        registers=registers,
+        stack_bytes=stack + local,
+        shared_bytes=max(0, static_shared - _RESERVED_SHARED) + int(compiled.metadata.shared),
+        num_warps=int(compiled.metadata.num_warps),
+    )
+
+
+def _usage(cubin: bytes, name: str) -> tuple[int, int, int, int]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not tool.exists():
+        raise UnfitError("resources: this Triton wheel ships no cuobjdump", hint="install triton from a Linux wheel")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=False
+        )
+    found = _USAGE.search(done.stdout)
+    if found is None:
+        raise UnfitError(f"resources: cuobjdump found no usage line for {name}: {done.stderr.strip()[:200]}")
+    registers, stack, shared, local = (int(number) for number in found.groups())
+    return registers, stack, shared, local
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print ``{target: {kernel: resources}}`` for every catalogue entry as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arch", type=int, action="append", choices=TARGETS)
+    parser.add_argument("--only", action="append", default=[], help="names of catalogue entries")
+    options = parser.parse_args(arguments)
+    os.environ.pop("TRITON_INTERPRET", None)
+    from workbench.kernels.catalogue import ENTRIES
+
+    report: dict[str, dict[str, dict[str, int | str]]] = {}
+    for target in options.arch or TARGETS:
+        rows = report.setdefault(str(target), {})
+        for entry in ENTRIES:
+            if options.only and entry.name not in options.only:
+                continue
+            found = compile_resources(entry, target)
+            rows[entry.name] = {
+                **asdict(found),
+                "programs_per_sm": found.programs_per_sm,
+                "shape": entry.shape,
+                "spills": entry.spills,
+            }
+    json.dump(report, sys.stdout, indent=1)
+    sys.stdout.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
