@@ -10,6 +10,8 @@ from typing import Any
 
 from workbench.kernels import (
     attention,
+    chain_verify,
+    live_quant,
     lm_head,
     mla,
     mxfp4_experts,
@@ -215,6 +217,30 @@ def _norm(name: str, quantise: bool) -> Entry:
     )
 
 
+def _fused(name: str, split: int) -> Entry:
+    config = live_quant.NAIVE
+    return Entry(
+        name,
+        live_quant.fused_kernel,
+        {
+            "w_ptr": "*fp8e4nv",
+            "w_scale_ptr": "*fp32",
+            "x_ptr": "*bf16",
+            "y_ptr": "*bf16",
+            "partial_ptr": "*fp32",
+            "counter_ptr": "*i32",
+            "rows": "i32",
+            "columns": "i32",
+        },
+        {"T": 1, "TM": 16, "BLOCK": config.block, "SPLIT": split, "POWER_OF_2": False},
+        ("rows", "columns"),
+        config.num_warps,
+        config.num_stages,
+        getattr(live_quant, "SPILLS", ""),
+        "GLM-5.2 q_a + kv_a, T=1",
+    )
+
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "read_roof",
@@ -306,5 +332,41 @@ ENTRIES: tuple[Entry, ...] = (
         ("rows",),
         8,
         shape="gpt-oss vocabulary",
+    ),
+    Entry(
+        "quantise",
+        live_quant.quantise_kernel,
+        {"x_ptr": "*bf16", "q_ptr": "*fp8e4nv", "scale_ptr": "*fp32", "total": "i32"},
+        {"GROUPS": 4, "POWER_OF_2": False},
+        (),
+        4,
+        shape="GLM-5.2, hidden 6144",
+    ),
+    _fused("live_quant_naive", 1),
+    _fused("live_quant_fused", 16),
+    Entry(
+        "verify_greedy",
+        chain_verify.greedy_kernel,
+        dict.fromkeys(("chosen_ptr", "drafts_ptr", "committed_ptr", "count_ptr", "kv_len_ptr"), "*i32"),
+        {"T": 8, "WIDE": 8, "CUT": True},
+        (),
+        1,
+        shape="T=8",
+    ),
+    Entry(
+        "verify_rejection",
+        chain_verify.rejection_kernel,
+        {
+            **dict.fromkeys(("p_ptr", "p_lse_ptr", "q_ptr", "q_lse_ptr", "partial_ptr"), "*fp32"),
+            **dict.fromkeys(("drafts_ptr", "committed_ptr", "count_ptr", "kv_len_ptr", "counter_ptr"), "*i32"),
+            "rng_ptr": "*i64",
+            "vocab": "i32",
+            "p_inverse": "fp32",
+            "q_inverse": "fp32",
+        },
+        {"T": 8, "WIDE": 8, "PARTS": 32, "BLOCK": 2048, "DRAFT_LOGITS": True, "CUT": True},
+        ("vocab",),
+        4,
+        shape="gpt-oss vocabulary, T=8",
     ),
 )
