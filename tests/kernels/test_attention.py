@@ -4,48 +4,15 @@ import pytest
 import torch
 
 from workbench.errors import InputError
+from workbench.kernels import reference
 from workbench.kernels.attention import AttentionConfig, default_splits, floor, gqa_decode
 from workbench.kernels.mla import MlaConfig, mla_decode
+from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.double().cpu() - want).norm() / want.norm())
-
-
-def reference(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    kv_len: int,
-    scale: float,
-    window: int | None,
-    sinks: torch.Tensor | None,
-    causal: bool,
-) -> torch.Tensor:
-    tokens, heads, _ = q.shape
-    group = heads // k.shape[0]
-    keys = k[:, :kv_len].double().repeat_interleave(group, 0)
-    values = v[:, :kv_len].double().repeat_interleave(group, 0)
-    logits = torch.einsum("thd,hsd->ths", q.double(), keys) * scale
-    position = torch.arange(tokens)[:, None, None] + kv_len - tokens
-    key = torch.arange(kv_len)
-    hidden = torch.zeros_like(logits, dtype=torch.bool)
-    if causal:
-        hidden |= key > position
-    if window is not None:
-        hidden |= key <= position - window
-    logits = logits.masked_fill(hidden, float("-inf"))
-    if sinks is not None:
-        column = sinks.double()[None, :, None].expand(tokens, heads, 1)
-        weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
-    else:
-        weights = logits.softmax(-1)
-    return torch.einsum("ths,hsd->thd", weights, values)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +57,8 @@ def test_gqa(
             sinks=None if sink is None else sink.to(device), causal=causal, out=out, workspace=workspace,
             config=AttentionConfig(splits=splits, block=16),
         )  # fmt: skip
-    assert error(out, reference(q, k, v, kv_len, dk**-0.5, window, sink, causal)) < 2 * bf16_tol
+    want = reference.gqa(q, k, v, kv_len, scale=dk**-0.5, window=window, sinks=sink, causal=causal)
+    assert relative_error(out, want) < 2 * bf16_tol
 
 
 @pytest.mark.parametrize(("tokens", "heads", "chosen", "splits"), [(1, 4, False, 3), (5, 7, False, 2), (2, 4, True, 2)])
@@ -99,23 +67,16 @@ def test_mla(device: torch.device, bf16_tol: float, tokens: int, heads: int, cho
     q, cache = randn(tokens, heads, rank + rope, seed=1), randn(kv_len + 3, rank + rope, seed=2)
     cache[kv_len:] = float("nan")
     indices = None
-    logits = torch.einsum("thd,sd->ths", q.double(), cache[:kv_len].double()) * 0.1
-    hidden = torch.arange(kv_len) > torch.arange(tokens)[:, None, None] + kv_len - tokens
     if chosen:
         generator = torch.Generator().manual_seed(5)
         indices = torch.stack([torch.randperm(kv_len - tokens, generator=generator)[:20] for _ in range(tokens)])
         indices = torch.cat((indices, torch.full((tokens, 4), -1)), 1).to(torch.int32)
-        picked = torch.zeros(tokens, 1, kv_len, dtype=torch.bool)
-        for t in range(tokens):
-            picked[t, 0, indices[t, :20].long()] = True
-        hidden = hidden | ~picked
-    weights = logits.masked_fill(hidden, float("-inf")).softmax(-1)
-    want = torch.einsum("ths,sd->thd", weights, cache[:kv_len, :rank].double())
+    want = reference.mla(q, cache, kv_len, rank=rank, scale=0.1, indices=indices)
     out = mla_decode(
         q.to(device), cache.to(device), torch.tensor([kv_len], dtype=torch.int32, device=device), rank=rank, scale=0.1,
         indices=None if indices is None else indices.to(device), config=MlaConfig(splits=splits, block=16),
     )  # fmt: skip
-    assert error(out, want) < 2 * bf16_tol
+    assert relative_error(out, want) < 2 * bf16_tol
 
 
 def test_splits_and_floor() -> None:

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from workbench.errors import InputError
+from workbench.kernels import reference
 from workbench.kernels.contract import power_of_2
 from workbench.kernels.mxfp4_experts import H_EXPONENT, ExpertConfig, default_config, down, floor, gate_up
 from workbench.kernels.mxfp4_layout import dequantise, relayout
+from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
 
 
@@ -15,28 +17,6 @@ def random_weights(experts: int, rows: int, columns: int, seed: int) -> tuple[to
     blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(115, 124, (experts, rows, columns // 32), dtype=torch.uint8, generator=generator)
     return blocks, scales
-
-
-def reference_gate_up(
-    x: torch.Tensor, ids: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, gptoss: bool
-) -> torch.Tensor:
-    """``w`` float64[E, 2, I, K]."""
-    out = []
-    for t in range(ids.shape[0]):
-        for e in ids[t].tolist():
-            gate, up = (w[e] @ x[t].double()).unbind(0)
-            if bias is not None:
-                gate, up = gate + bias[e, 0].double(), up + bias[e, 1].double()
-            if gptoss:
-                gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
-                out.append(gate * torch.sigmoid(1.702 * gate) * (up + 1))
-            else:
-                out.append(gate * torch.sigmoid(gate) * up)
-    return torch.stack(out)
-
-
-def error(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.double().cpu() - want).norm() / want.norm())
 
 
 def choose(tokens: int, experts: int, top_k: int, seed: int) -> torch.Tensor:
@@ -70,8 +50,8 @@ def test_gate_up(
         x.to(device), ids.to(device), words, scale_words, bias=None if bias is None else bias.to(device),
         activation="gptoss" if gptoss else "silu", out=h, config=config,
     )  # fmt: skip
-    want = reference_gate_up(x, ids, w, bias, gptoss)
-    assert error(h.double() / 2.0**H_EXPONENT, want) < bf16_tol
+    want = reference.gate_up(x, ids, dict(enumerate(w)), bias, "gptoss" if gptoss else "silu")
+    assert relative_error(h.double() / 2.0**H_EXPONENT, want) < bf16_tol
 
 
 @pytest.mark.parametrize(
@@ -95,11 +75,7 @@ def test_down(device: torch.device, bf16_tol: float, tokens: int, bias: bool, co
     ids = choose(tokens, experts, top_k, 6)
     workspace = Workspace(device)
     out = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16, device=device)
-    want = torch.zeros(tokens, hidden, dtype=torch.float64) if base is None else base.double()
-    for t in range(tokens):
-        for j, e in enumerate(ids[t].tolist()):
-            value = w[e] @ h[t * top_k + j].double()
-            want[t] += weights[t, j].double() * (value if b is None else value + b[e].double())
+    want = reference.down(h, ids, weights, dict(enumerate(w)), b, base)
     for _ in range(2):  # the counters must come back to zero by themselves
         out.fill_(float("nan"))
         down(
@@ -107,7 +83,7 @@ def test_down(device: torch.device, bf16_tol: float, tokens: int, bias: bool, co
             scale_words, bias=None if b is None else b.to(device), base=None if base is None else base.to(device),
             out=out, workspace=workspace, config=config,
         )  # fmt: skip
-        assert error(out, want) < bf16_tol
+        assert relative_error(out, want) < bf16_tol
     assert int(workspace.counters.abs().sum()) == 0
 
 

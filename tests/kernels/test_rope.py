@@ -4,22 +4,12 @@ import pytest
 import torch
 
 from workbench.errors import InputError
+from workbench.kernels.reference import rotate
 from workbench.kernels.rope import floor, rope_table, rope_write, rope_write_mla
 
 
 def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def rotate(x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """``x`` float64[T, heads, D]; rotates the first ``table.shape[1]`` numbers."""
-    rot = table.shape[1]
-    cos, sin = table[positions].double()[:, None].chunk(2, -1)
-    part = x[..., :rot]
-    a, b = (part[..., 0::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
-    a, b = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)
-    return torch.cat((turned, x[..., rot:]), -1)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +44,10 @@ def test_rope_write(
         q_in = q_in * (q_in.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * q_norm.double()
         k_in = k_in * (k_in.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * k_norm.double()
     positions = torch.arange(kv_len - tokens, kv_len)
-    want_q, want_k = rotate(q_in, table, positions, interleaved), rotate(k_in, table, positions, interleaved)
+    want_q, want_k = (
+        rotate(q_in, table, positions, interleaved=interleaved),
+        rotate(k_in, table, positions, interleaved=interleaved),
+    )
     want_v = v_in.view(tokens, kv_heads, dv) * 0.5
     for got, want in (
         (q, want_q),
@@ -76,11 +69,11 @@ def test_rope_write_mla(device: torch.device, bf16_tol: float) -> None:
     positions = torch.arange(kv_len - tokens, kv_len)
     latent = kv[:, :rank].double()
     latent = latent * (latent.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
-    key = rotate(kv[:, None, rank:].double(), table, positions, True)[:, 0]
+    key = rotate(kv[:, None, rank:].double(), table, positions, interleaved=True)[:, 0]
     want = torch.cat((latent, key), 1)
     got = cache[kv_len - tokens : kv_len].double().cpu()
     assert float((got - want).norm() / want.norm()) < bf16_tol
-    want_q = rotate(q[..., nope:].double(), table, positions, True)
+    want_q = rotate(q[..., nope:].double(), table, positions, interleaved=True)
     assert float((q_out[..., rank:].double().cpu() - want_q).norm() / want_q.norm()) < bf16_tol
     assert not bool(q_out[..., :rank].any())
 

@@ -4,24 +4,10 @@ import pytest
 import torch
 
 from workbench.errors import InputError
+from workbench.kernels import reference
 from workbench.kernels.router import Mode, default_config, floor, route
 from workbench.kernels.skinny_gemm import SkinnyConfig
 from workbench.kernels.workspace import Workspace
-
-
-def reference(
-    logits: torch.Tensor, top_k: int, mode: Mode, renormalise: bool, correction: torch.Tensor, factor: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if mode == "sigmoid":
-        score = logits.sigmoid()
-        ids = (score + correction.double()).topk(top_k).indices
-        weights = score.gather(1, ids)
-        return ids, factor * (weights / weights.sum(-1, keepdim=True) if renormalise else weights)
-    values, ids = logits.topk(top_k)
-    if mode == "softmax_of_chosen":
-        return ids, values.softmax(-1)
-    weights = logits.softmax(-1).gather(1, ids)
-    return ids, weights / weights.sum(-1, keepdim=True) if renormalise else weights
 
 
 @pytest.mark.parametrize(
@@ -48,7 +34,8 @@ def test_route(
     w = (torch.randn(experts, hidden, generator=generator) / 8).bfloat16()
     bias = torch.randn(experts, generator=generator).bfloat16()
     correction = torch.rand(experts, generator=generator) * 0.2
-    want_ids, want = reference(x.double() @ w.double().T + bias.double(), top_k, mode, renormalise, correction, 2.5)
+    logits = x.double() @ w.double().T + bias.double()
+    want_ids, want = reference.route(logits, top_k, mode, renormalise=renormalise, correction=correction, factor=2.5)
     workspace = Workspace(device)
     for _ in range(2):
         ids, weights = route(
