@@ -1,0 +1,124 @@
+"""The HTML report: one file that needs no network, safe to open whatever the bundle holds.
+
+Everything from the bundle passes autoescaping or ``tojson``; a content security policy lets only this page's own
+scripts and styles run, by hash, and nothing be fetched. The same bundle and version give the same bytes.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from workbench import __version__
+from workbench.diagnose.summary import Diagnosis, diagnose
+from workbench.errors import InputError
+from workbench.reports import page, palette
+from workbench.reports.blocks import figure_blocks
+from workbench.reports.labels import visible
+from workbench.reports.plotly_config import CONFIG, TEMPLATES
+from workbench.trace.bundle import Bundle
+
+EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
+"""Hash of an empty style element: plotly.js adds one and fills it through the CSSOM, which a policy allows."""
+
+
+def render_html(bundle: Bundle, diagnosis: Diagnosis) -> str:
+    """Return the report on ``bundle`` as one HTML document."""
+    from markupsafe import Markup
+
+    environment = _environment()
+    style = environment.get_template("style.css.j2").render(causes=palette.CAUSES)
+    script = environment.get_template("figures.js.j2").render()
+    plotly = _plotly_js()
+    findings = page.gather(bundle, diagnosis)
+    made = page.sections(findings)
+    text: str = environment.get_template("report.html.j2").render(
+        title=page.title(diagnosis),
+        answer=page.answer(diagnosis),
+        warnings=page.warnings(findings),
+        sections=made,
+        figures=figure_blocks(made),
+        shared={"config": CONFIG, "templates": TEMPLATES},
+        policy=_policy([plotly, script], [style]),
+        style=Markup(style),  # noqa: S704 - the project's own text, no name of a bundle goes into it
+        script=Markup(script),  # noqa: S704 - as above
+        style_ids=re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly),
+        plotly=Markup(plotly),  # noqa: S704 - plotly.js as it was installed
+        created=visible(bundle.manifest.created),
+        version=__version__,
+        swatches={name: f"cause-{index}" for index, name in enumerate(palette.CAUSES)},
+    )
+    return text
+
+
+def write_html(bundle: Bundle, path: str | Path) -> Path:
+    """Diagnose ``bundle`` and write its report to ``path``, whole or not at all; return the path.
+
+    Raises UnfitError where no variant has a measured step, InputError where ``path`` cannot be written.
+    """
+    target = Path(path)
+    text = render_html(bundle, diagnose(bundle))
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", newline="\n", dir=target.parent, prefix=f".{target.name[:60]}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"{target}: cannot be written ({error.strerror})", hint="choose another path") from None
+    return target
+
+
+def _umask() -> int:
+    """Return the process's file mode mask; it cannot be read without setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _environment() -> Any:
+    """Return the Jinja environment: escaping everywhere, an unknown name is an error."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = files("workbench") / "reports" / "templates"
+    environment = Environment(
+        loader=FunctionLoader(lambda name: (folder / name).read_text(encoding="utf-8")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        newline_sequence="\n",
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "allow_nan": False, "separators": (",", ":")}
+    return environment
+
+
+def _plotly_js() -> str:
+    """Return plotly.js as a browser sees it inside the page: the hash is taken after line ends are normalised."""
+    from plotly.offline import get_plotlyjs
+
+    text = str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
+    if "</script" in text.lower() or "<!--" in text or "\0" in text:
+        raise AssertionError("this plotly.js cannot stand inside a script element")
+    return text
+
+
+def _policy(scripts: list[str], styles: list[str]) -> str:
+    script_hashes, style_hashes = (" ".join(map(_hash, texts)) for texts in (scripts, styles))
+    return (
+        f"default-src 'none'; script-src {script_hashes}; style-src {style_hashes} {EMPTY_STYLE}; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
