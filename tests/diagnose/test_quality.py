@@ -1,0 +1,83 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.diagnose.quality import instrument_costs, limits
+from workbench.trace.bundle import Bundle, BundleWriter
+from workbench.trace.manifest import Manifest, Perturbation, VariantRecord
+
+VARIANTS = [VariantRecord(name=name, settings={"instruments": {"host": True, "gpu": False}}) for name in ("a", "b")]
+
+
+def bundle(path: Path, tables: dict[str, list[dict[str, Any]]], **manifest: Any) -> Bundle:
+    with BundleWriter.create(path / "bundle", Manifest(variants=VARIANTS, **manifest)) as writer:
+        for name, rows in tables.items():
+            writer.append(name, rows)
+    return Bundle.open(path / "bundle")
+
+
+def limit(variant: str | None, what: str) -> dict[str, Any]:
+    return {"variant": variant, "instrument": "i", "what": what, "why": "w", "fallback": "", "fix": "f"}
+
+
+def test_a_limit_of_every_variant_is_stated_once(tmp_path: Path) -> None:
+    rows = [limit("a", "HBM"), limit("b", "HBM"), limit("b", "spills"), limit("b", "spills"), limit(None, "power")]
+    found = limits(bundle(tmp_path, {"limits": rows}))
+    assert [(entry.what, entry.variants) for entry in found] == [("HBM", ()), ("spills", ("b",)), ("power", ())]
+
+
+def step(run_pass: str, sequence: int, index: int, ms: int) -> dict[str, Any]:
+    start = 10**9 * sequence + 10**8 * index
+    return {
+        "variant": "a",
+        "run_pass": run_pass,
+        "step_id": 100 * sequence + index,
+        "sequence_id": sequence,
+        "index": index,
+        "warmup": index == 0,
+        "start_ns": start,
+        "draft_end_ns": start,
+        "forward_end_ns": start,
+        "end_ns": start + ms * 10**6,
+        "context": 1,
+        "width": 1,
+        "drafted": 0,
+        "accepted": 0,
+        "committed": 1,
+        "experts": None,
+    }
+
+
+def sequence(run_pass: str, number: int, prompt: str) -> dict[str, Any]:
+    return {
+        "variant": "a",
+        "run_pass": run_pass,
+        "sequence_id": number,
+        "prompt_id": prompt,
+        "prompt_tokens": 1,
+        "new_tokens": 1,
+        "prefill_start_ns": 0,
+        "prefill_end_ns": 0,
+        "finish": "length",
+        "output_sha256": "",
+    }
+
+
+def test_traced_steps_are_compared_with_clean_ones_at_the_same_place(tmp_path: Path) -> None:
+    steps = [
+        *(step("clean", 0, index, ms) for index, ms in enumerate([99, 10, 10, 50])),
+        *(step("clean", 1, index, 70) for index in range(4)),
+        *(step("traced", 2, index, ms) for index, ms in enumerate([99, 15, 15])),
+    ]
+    sequences = [sequence("clean", 0, "p"), sequence("clean", 1, "q"), sequence("traced", 2, "p")]
+    (cost,) = instrument_costs(bundle(tmp_path, {"steps": steps, "sequences": sequences}))
+    assert (cost.variant, cost.instruments, cost.steps) == ("a", "host", 2)
+    assert (cost.clean.value, cost.traced.value) == (10, 15)
+    assert cost.cost.value == pytest.approx(0.5)
+
+
+def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
+    stated = [Perturbation(variant="a", instrument="host", clean_step_ns=4_000_000, traced_step_ns=5_000_000)]
+    (cost,) = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
+    assert cost.cost.value == pytest.approx(0.25)
