@@ -12,6 +12,8 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 3
     UNFIT = 4
     INTERNAL = 5
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class WorkbenchError(Exception):

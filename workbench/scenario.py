@@ -281,15 +281,19 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **ScenarioFile.model_json_schema()}
 
 
+def scenario_path(name: str) -> Path:
+    """Return the file of a built-in name or a path; the latter need not exist. Raises InputError for a wrong name."""
+    if name.endswith(".toml") or "/" in name or os.sep in name:
+        return Path(name)
+    if name in scenario_names():
+        return Path(str(files("workbench.scenarios") / "builtin" / f"{name}.toml"))
+    hint = suggestion(name, scenario_names())
+    raise InputError(f"no scenario {name!r}", hint=f"{hint}; a file of your own ends in .toml")
+
+
 def _read(name: str) -> tuple[str, str, Path]:
     """Return source, text and folder of a built-in name or a path."""
-    if name.endswith(".toml") or "/" in name or os.sep in name:
-        path = Path(name)
-    elif name in scenario_names():
-        path = Path(str(files("workbench.scenarios") / "builtin" / f"{name}.toml"))
-    else:
-        hint = suggestion(name, scenario_names())
-        raise InputError(f"no scenario {name!r}", hint=f"{hint}; a file of your own ends in .toml")
+    path = scenario_path(name)
     try:
         if path.stat().st_size > MAX_SCENARIO_BYTES:
             raise InputError(f"{name}: larger than {MAX_SCENARIO_BYTES >> 20} MiB", hint="not a scenario")

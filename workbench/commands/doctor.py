@@ -1,0 +1,41 @@
+"""``workbench doctor``: what this machine can run and profile."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from workbench.commands.options import Json
+from workbench.commands.run import RUNS
+from workbench.errors import ExitCode
+from workbench.terminal import print_json, print_line, print_marked
+
+STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+def doctor(
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure the memory's read bandwidth too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine can run and profile.
+
+    Each line is ok, limited or missing, with the reason and the fix. Exits with 4 only where no scenario can run.
+    """
+    from workbench.doctor import can_run, examine
+    from workbench.fingerprint import machine_fingerprint
+
+    checks = examine(folder=RUNS, bandwidth=bandwidth)
+    fit = can_run(checks)
+    if as_json:
+        rows = [asdict(check) for check in checks]
+        print_json({"can_run": fit, "checks": rows, "machine": machine_fingerprint()})
+    else:
+        wide = max(len(check.name) for check in checks)
+        for check in checks:
+            print_marked(f"{check.state:<8}", STYLES[check.state], f" {check.name:<{wide}}  {check.detail}")
+            if check.fix:
+                print_line(f"{'':<8} {'':<{wide}}  -> {check.fix}")
+        print_line()
+        print_line("this machine can run scenarios" if fit else "this machine can run no scenario: see what is missing")
+    if not fit:
+        raise typer.Exit(ExitCode.UNFIT)
