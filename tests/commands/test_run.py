@@ -74,6 +74,7 @@ def test_a_run_prints_its_table_and_where_it_wrote(
     assert f"bundle  runs/{folder.name}\n" in result.stdout
     assert result.stdout.endswith(f"report  runs/{folder.name}/report.html\n")
     assert (folder / "report.html").stat().st_size > 10_000
+    assert f"workbench: writing runs/{folder.name}\n" in result.stderr
     assert "workbench: ngram: traced\n" in result.stderr
     assert cli("check", folder).exit_code == 0
     assert cli("export", folder, "--perfetto").exit_code == 0
@@ -137,6 +138,16 @@ def test_settings_reach_the_scenario_and_name_their_field(cli: Cli, scenario: Pa
         assert result.exit_code == 2
         assert words in result.stderr
         assert result.stderr.count("\n") == 1
+
+
+def test_what_cannot_be_built_writes_nothing(cli: Cli, scenario: Path, tmp_path: Path) -> None:
+    result = cli(
+        "run", scenario, "--out", tmp_path / "out", "--set", "engine.rung=persistent", "--set", "prompts.count=1000"
+    )
+    assert result.exit_code in (2, 4)
+    assert result.stdout == ""
+    assert "writing" not in result.stderr
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

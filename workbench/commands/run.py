@@ -53,9 +53,17 @@ def run(
 
     # Kineto announces each start and stop on stderr, across the progress bars; this is above its highest level.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    note(f"writing {folder}")
+    announced = False
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal announced
+        if not announced and folder.exists():  # not before: where a variant cannot be built nothing is written
+            announced = True
+            note(f"writing {folder}")
+        show(what, done, total)
+
     try:
-        with shown_progress() as progress:
+        with shown_progress() as show:
             run_scenario(loaded, folder, progress=progress)
     except BaseException:
         if folder.exists():
