@@ -251,3 +251,13 @@ def test_a_salvage_that_was_cut_off_can_be_repeated(
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_steps_of_no_known_sequence_are_not_reported_as_cut(tmp_path: Path, manifest: Manifest) -> None:
+    path = tmp_path / "foreign"
+    row = {"variant": "mtp", "run_pass": "traced", "step_id": 0, "index": 0, "warmup": False}
+    with BundleWriter.create(path, manifest) as writer:
+        writer.append("steps", [{**row, "start_ns": 1, "draft_end_ns": 1, "forward_end_ns": 9, "end_ns": 9}])
+    report = check_bundle(path)
+    assert report.ok
+    assert report.missing == []

@@ -262,3 +262,13 @@ def test_a_long_trace_is_written_as_it_goes() -> None:
     assert sizes[-1] > 400_000
     assert max(later - earlier for earlier, later in pairwise(sizes)) < 200
     assert sum(map(len, events._interned.values())) == 52
+
+
+def test_a_step_without_accept_length_shows_its_mark(tmp_path: Path, manifest: Manifest) -> None:
+    row = {"variant": "mtp", "run_pass": "traced", "step_id": 0, "index": 0, "warmup": False, "mark": "step[DECODE]"}
+    path = tmp_path / "foreign"
+    with BundleWriter.create(path, manifest) as writer:
+        writer.append("steps", [{**row, "start_ns": 1, "draft_end_ns": 1, "forward_end_ns": 9, "end_ns": 9}])
+    write_perfetto(Bundle.open(path), tmp_path / "trace")
+    reader = Reader((tmp_path / "trace").read_bytes())
+    assert [step["name"] for step in reader.slices if step["category"] == "step"] == ["step[DECODE]"]

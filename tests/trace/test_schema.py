@@ -33,7 +33,7 @@ def test_the_arrow_schema_carries_units_and_nullability() -> None:
     schema = arrow_schema("steps")
     assert str(schema.field("start_ns").type) == "int64"
     assert schema.field("start_ns").metadata[b"unit"] == b"ns"
-    assert not schema.field("committed").nullable
+    assert not schema.field("start_ns").nullable
     assert schema.field("experts").nullable
     assert table("host").column("phase").choices == PHASES
 

@@ -108,3 +108,34 @@ def test_other_columns_and_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "host.parquet").symlink_to(tmp_path / "env.parquet")
     with pytest.raises(InputError, match="no such table file"):
         rows_in(tmp_path / "host.parquet", "host")
+
+
+def test_a_table_of_an_older_schema_reads_with_nulls(tmp_path: Path, step_rows: Callable[..., Rows]) -> None:
+    """Columns that may be null were added later, and nulls allowed where there were none."""
+    table = pa.Table.from_batches([from_rows("steps", step_rows(3))]).drop_columns(["batch", "mark"])
+    fields = [field.with_nullable(field.name == "experts") for field in table.schema]
+    path = tmp_path / "steps.parquet"
+    pq.write_table(table.cast(pa.schema(fields)), path, write_page_checksum=True)
+    read = pa.Table.from_batches(read_batches(path, "steps"))
+    assert read.schema.equals(schema_of("steps"))
+    assert read["committed"].to_pylist() == [3, 3, 3]
+    assert read["mark"].to_pylist() == [None] * 3
+
+
+@pytest.mark.parametrize("change", ["nullable key", "column missing", "column too many", "order"])
+def test_other_differences_of_the_schema_are_refused(
+    tmp_path: Path, step_rows: Callable[..., Rows], change: str
+) -> None:
+    table = pa.Table.from_batches([from_rows("steps", step_rows(3))])
+    if change == "nullable key":
+        table = table.cast(pa.schema([field.with_nullable(True) for field in table.schema]))
+    elif change == "column missing":
+        table = table.drop_columns(["start_ns"])
+    elif change == "column too many":
+        table = table.append_column("extra", pa.array([1, 2, 3]))
+    else:
+        table = table.select(table.column_names[::-1])
+    path = tmp_path / "steps.parquet"
+    pq.write_table(table, path, write_page_checksum=True)
+    with pytest.raises(InputError, match="the columns are not those of table 'steps'"):
+        rows_in(path)

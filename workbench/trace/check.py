@@ -167,7 +167,7 @@ def _find_missing(
     ended = set(tables.get("sequences", empty("sequences"))["sequence_id"].to_pylist())
     cut: dict[tuple[str, int], int] = {}
     for key in zip(steps["variant"].to_pylist(), steps["sequence_id"].to_pylist(), strict=True):
-        if key[1] not in ended:
+        if key[1] is not None and key[1] not in ended:
             cut[key] = cut.get(key, 0) + 1
     report.missing += [
         f"sequence {key[1]} of {key[0]!r}: cut after {count} steps" for key, count in sorted(cut.items())

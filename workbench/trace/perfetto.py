@@ -117,10 +117,12 @@ class _Export:
                 "drafted",
                 "accepted",
                 "committed",
+                "batch",
+                "mark",
             )
             args = {"accept_length" if name == "committed" else name: row[name] for name in names}
             start, draft_end, forward_end, end = (row[name] for name in TABLES["steps"].order)
-            steps.add(start, end, f"step: {row['committed']} of {row['width']}", "step", args)
+            steps.add(start, end, _step_name(row), "step", args)
             for phase, begin, stop in (
                 ("draft", start, draft_end),
                 ("forward", draft_end, forward_end),
@@ -128,7 +130,8 @@ class _Export:
             ):
                 if stop > begin:
                     phases.add(begin, stop, phase, "phase", {"step_id": row["step_id"]})
-            self._events.count(accept_length, start, row["committed"])
+            if row["committed"] is not None:
+                self._events.count(accept_length, start, row["committed"])
             last[key] = max(end, last.get(key, end))
         for key, (steps, phases, accept_length) in tracks.items():
             steps.close()
@@ -243,6 +246,12 @@ def _rows(bundle: Bundle, name: str, *, numbered: bool = False) -> Iterator[Row]
         chosen = order.slice(first, _CHUNK)
         for index, row in zip(chosen.to_pylist(), table.take(chosen).to_pylist(), strict=True):
             yield row | {"row": index} if numbered else row
+
+
+def _step_name(row: Row) -> str:
+    if row["committed"] is None:
+        return row["mark"] or "step"
+    return f"step: {row['committed']} of {row['width']}"
 
 
 def _close(tracks: dict[Any, Lanes]) -> None:

@@ -62,7 +62,7 @@ def read_batches(path: Path, name: str, *, max_bytes: int = MAX_TABLE_BYTES) -> 
     decoded = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if not file.schema_arrow.equals(schema_of(name)):
+            if not _readable(file.schema_arrow, name):
                 raise InputError(f"{path}: the columns are not those of table {name!r}")
             require_size(path, name, file.metadata.num_rows, max_bytes)
             for batch in file.iter_batches(batch_size=1 << 16):
@@ -70,7 +70,7 @@ def read_batches(path: Path, name: str, *, max_bytes: int = MAX_TABLE_BYTES) -> 
                 if decoded > max_bytes:
                     raise _too_large(path, max_bytes)
                 batch.validate(full=True)
-                yield batch
+                yield _conform(batch, name)
     except _DAMAGE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{path}: damaged ({reason})", hint="restore the file, or run it again") from None
@@ -86,6 +86,31 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file, hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _readable(found: pa.Schema, name: str) -> bool:
+    """Return whether ``found`` is the schema of table ``name``, or an older one: columns that may be null were added,
+    or nulls allowed, since."""
+    declared = schema_of(name)
+    known = [field for field in declared if field.name in found.names or not field.nullable]
+    if found.names != [field.name for field in known]:
+        return False
+    return all(
+        have.type.equals(want.type) and (want.nullable or not have.nullable)
+        for have, want in zip(found, known, strict=True)
+    )
+
+
+def _conform(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """Return ``batch`` with the columns of table ``name``; those of a later version than its file's are null."""
+    declared = schema_of(name)
+    if batch.schema.equals(declared):
+        return batch
+    columns = [
+        batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+        for field in declared
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=declared)
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
