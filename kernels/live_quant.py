@@ -78,6 +78,7 @@ def fused_kernel(
     w_ptr,
     w_scale_ptr,
     x_ptr,
+    bias_ptr,
     y_ptr,
     partial_ptr,
     counter_ptr,
@@ -88,6 +89,7 @@ def fused_kernel(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     POWER_OF_2: tl.constexpr,
+    BIAS: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
@@ -115,6 +117,8 @@ def fused_kernel(
         acc = tl.zeros((TM, BLOCK), tl.float32)
         for other in range(SPLIT):
             acc += tl.load(partial_ptr + other * T * rows + at, mask=ok, other=0.0, cache_modifier=".cg")
+    if BIAS:
+        acc += tl.load(bias_ptr + row, mask=row < rows, other=0.0).to(tl.float32)[None, :]
     tl.store(y_ptr + at, acc.to(tl.bfloat16), mask=ok)
 
 
@@ -155,11 +159,12 @@ def live_quant_gemm(
     *,
     form: Form,
     power_of_2_scales: bool = False,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: FusedConfig | SkinnyConfig | None = None,
 ) -> torch.Tensor:
-    """Return y, bf16[T, N], by the named form. ``config`` is a SkinnyConfig for ``separate``, else a FusedConfig.
+    """Return y, bf16[T, N], by the named form; ``bias`` bf16[N] is added. ``config`` is a SkinnyConfig for ``separate``, else a FusedConfig.
 
     Raises InputError before launch for shapes, types or a config that do not fit.
     """
@@ -172,6 +177,8 @@ def live_quant_gemm(
     expect(kernel, "w_scales", w_scales, torch.float32, (-(-rows // 128), columns // 128), device=w.device)
     tokens = x.shape[0]
     require(kernel, 1 <= tokens <= 16, f"x holds {tokens} tokens, the kernel takes 1 to 16")
+    if bias is not None:
+        expect(kernel, "bias", bias, torch.bfloat16, (rows,), device=x.device)
     if out is None:
         out = torch.empty(tokens, rows, dtype=torch.bfloat16, device=x.device)
     expect(kernel, "out", out, torch.bfloat16, (tokens, rows), device=x.device)
@@ -179,7 +186,7 @@ def live_quant_gemm(
         require(kernel, config is None or isinstance(config, SkinnyConfig), "config must be a SkinnyConfig")
         q, scales = quantise(x, power_of_2_scales=power_of_2_scales)
         skinny = config if isinstance(config, SkinnyConfig) else None
-        return skinny_fp8(q, scales, w, w_scales, out=out, workspace=workspace, config=skinny)
+        return skinny_fp8(q, scales, w, w_scales, bias=bias, out=out, workspace=workspace, config=skinny)
     require(kernel, config is None or isinstance(config, FusedConfig), "config must be a FusedConfig")
     if isinstance(config, FusedConfig):
         cut = config
@@ -194,8 +201,8 @@ def live_quant_gemm(
         workspace = workspace or Workspace(x.device)
         partial, counters = workspace.take(kernel, cut.split * tokens * rows, blocks)
     fused_kernel[(blocks, cut.split)](
-        w, w_scales, x, out, partial, counters, rows, columns, T=tokens, TM=max(16, power_of_2(tokens)),
-        BLOCK=cut.block, SPLIT=cut.split, POWER_OF_2=power_of_2_scales, num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        w, w_scales, x, x if bias is None else bias, out, partial, counters, rows, columns, T=tokens,
+        TM=max(16, power_of_2(tokens)), BLOCK=cut.block, SPLIT=cut.split, POWER_OF_2=power_of_2_scales,
+        BIAS=bias is not None, num_warps=cut.num_warps, num_stages=cut.num_stages,
     )  # fmt: skip
     return out

@@ -27,12 +27,14 @@ def test_forms(device: torch.device, bf16_tol: float, form: Form, tokens: int, r
         "fused": FusedConfig(32, 2, 4, 2),
     }
     workspace = Workspace(device)
+    bias = torch.randn(rows, generator=torch.Generator().manual_seed(1)).bfloat16() if tokens > 1 else None
     want = quantise_dequantise(x) @ dequantise_fp8(w, w_scales).T
+    want = want if bias is None else want + bias.double()
     for _ in range(2):
         out = torch.full((tokens, rows), float("nan"), dtype=torch.bfloat16, device=device)
         live_quant_gemm(
             x.to(device), w.to(device), w_scales.to(device), form=form, out=out, workspace=workspace,
-            config=configs[form],
+            bias=None if bias is None else bias.to(device), config=configs[form],
         )  # fmt: skip
         assert float((out.double().cpu() - want).norm() / want.norm()) < bf16_tol
 
