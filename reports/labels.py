@@ -4,7 +4,7 @@ import unicodedata
 from collections.abc import Sequence
 
 NAME_LIMIT = 120
-FIGURE_LIMIT = 24
+FIGURE_LIMIT = 20
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 

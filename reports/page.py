@@ -186,7 +186,10 @@ def _bytes(findings: Findings) -> Section | None:
         )
         for roof in roofs
     ]
-    intro = "What an average step reads by tensor class. These bytes over the roof are the floor."
+    intro = (
+        "What a step reads by tensor class; these bytes over the roof are the floor. Steps that touch fewer experts or "
+        "draft nothing read less, so the average in the first table may differ."
+    )
     return Section("bytes", "Byte model", intro, (*texts, *blocks))
 
 

@@ -131,7 +131,7 @@ def rows_table(rows: Mapping[str, int]) -> Table:
 
 def facts_table(caption: str, *sources: Mapping[str, Any]) -> Table:
     """Return nested facts as dotted keys and values, sorted; values of secret-looking keys are withheld."""
-    facts: list[tuple[str, str]] = sorted(fact for source in sources for fact in _flat("", source))
+    facts: list[tuple[str, str]] = sorted(fact for source in sources if source for fact in _flat("", source))
     return Table(
         caption,
         (Column("Fact"), Column("Value")),

@@ -230,23 +230,23 @@ def byte_table(name: str, classes: Sequence[ByteClass]) -> Table:
     rows = tuple(
         (
             Cell(visible(entry.tensor_class), note=ROLES.get(entry.role, visible(entry.role))),
-            Cell(visible(entry.format)),
-            Cell(f"{entry.parameters:,}" if entry.parameters else "–"),
-            Cell(byte_text(entry.stored_bytes) if entry.stored_bytes else "–"),
-            Cell(byte_text(entry.resident_bytes) if entry.resident_bytes else "–"),
             Cell(byte_text(entry.read_bytes), entry.tag),
             Cell(percent(entry.read_bytes / read) if read else "–"),
+            Cell(visible(entry.format)),
+            Cell(byte_text(entry.stored_bytes) if entry.stored_bytes else "–"),
+            Cell(byte_text(entry.resident_bytes) if entry.resident_bytes else "–"),
+            Cell(f"{entry.parameters:,}" if entry.parameters else "–"),
         )
         for entry in classes
     )
     total: Row = (
         Cell("sum"),
-        Cell(""),
-        Cell(f"{sum(entry.parameters for entry in classes):,}"),
-        Cell(byte_text(sum(entry.stored_bytes for entry in classes))),
-        Cell(byte_text(sum(entry.resident_bytes for entry in classes))),
         Cell(byte_text(read), weakest),
         Cell("100 %" if read else "–"),
+        Cell(""),
+        Cell(byte_text(sum(entry.stored_bytes for entry in classes))),
+        Cell(byte_text(sum(entry.resident_bytes for entry in classes))),
+        Cell(f"{sum(entry.parameters for entry in classes):,}"),
     )
     width = max((entry.width for entry in classes if entry.role == "target"), default=0)
     return Table(
@@ -254,12 +254,12 @@ def byte_table(name: str, classes: Sequence[ByteClass]) -> Table:
         "engine keeps it in memory.",
         (
             Column("Tensors"),
-            Column("Format"),
-            Column("Parameters", numeric=True),
-            Column("Stored", numeric=True),
-            Column("Held", numeric=True),
             Column("Read per step", numeric=True),
             Column("Share", numeric=True),
+            Column("Format"),
+            Column("Stored", numeric=True),
+            Column("Held", numeric=True),
+            Column("Parameters", numeric=True),
         ),
         (Group(rows, total=total),),
     )

@@ -1,0 +1,85 @@
+"""The report in a real browser: nothing leaves the page, nothing complains, nothing hostile runs, figures are drawn."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.reports.html import write_html
+from workbench.trace.bundle import Bundle
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+LIGHT_TEXT, DARK_TEXT = "rgb(29, 36, 48)", "rgb(230, 233, 239)"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def written(made_bundle: Bundle, hostile_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("written")
+    bundles = {"made": made_bundle, "hostile": hostile_bundle}
+    return {name: write_html(bundle, folder / f"{name}.html") for name, bundle in bundles.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [("made", 1280, "light"), ("made", 390, "dark"), ("hostile", 1280, "dark"), ("hostile", 390, "light")],
+)
+def test_the_report_opens_quietly(browser: Any, written: dict[str, Path], name: str, width: int, scheme: str) -> None:
+    path = written[name]
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page = context.new_page()
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda made: requests.append(made.url))
+    page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.goto(path.as_uri())
+    page.locator("#step-spread .main-svg").first.wait_for()  # the last figure
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+    assert complaints == []
+    assert page.evaluate("window.owned") is None
+    assert page.evaluate("document.querySelectorAll('main img, main script, main b, main iframe').length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("document.querySelectorAll('.plot .bars .point').length") > 10
+    cloud = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(one => one.dataset.title || '')")
+    assert not [title for title in cloud if "hare" in title or "loud" in title or "lotly" in title]
+    text = page.evaluate("getComputedStyle(document.querySelector('.plot .xtitle')).fill")
+    assert text == (LIGHT_TEXT if scheme == "light" else DARK_TEXT)
+    context.close()
+
+
+def test_figures_follow_the_colour_scheme(browser: Any, written: dict[str, Path]) -> None:
+    from playwright.sync_api import expect
+
+    page = browser.new_page(color_scheme="light")
+    page.goto(written["made"].as_uri())
+    title = page.locator("#step-spread .xtitle")
+    expect(title).to_have_css("fill", LIGHT_TEXT)
+    page.emulate_media(color_scheme="dark")
+    expect(title).to_have_css("fill", DARK_TEXT)
+    page.close()
+
+
+def test_without_scripts_the_tables_still_answer(browser: Any, written: dict[str, Path]) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(written["made"].as_uri())
+    assert page.locator("noscript p").is_visible()
+    assert page.locator("#causes tr.total").count() == 3
+    context.close()
