@@ -11,7 +11,7 @@ from workbench.trace.bundle import Bundle, BundleWriter
 from workbench.trace.manifest import Manifest, VariantRecord
 
 MS = 1_000_000
-Prompts = Mapping[str, Sequence[tuple[int, int]]]
+Prompts = Mapping[str, Sequence[tuple[int, int | None]]]
 """Prompt id → its steps as (ms, committed tokens)."""
 
 
@@ -32,7 +32,7 @@ def _write(writer: BundleWriter, variant: str, prompts: Prompts, ids: Iterator[i
                 "forward_end_ns": clock + MS,
                 "end_ns": clock + ms * MS,
             }
-            counts = {"context": 8, "width": 4, "drafted": 3, "accepted": committed - 1, "committed": committed}
+            counts = {"context": 8, "width": 4, "drafted": 3, "accepted": None, "committed": committed}
             rows.append({**common, **moments, **counts, "step_id": next(ids), "index": index, "experts": None})
             clock += ms * MS
         writer.append("steps", rows)
@@ -104,6 +104,13 @@ def test_only_prompts_that_both_decoded_count(tmp_path: Path) -> None:
     assert found.needed.value == pytest.approx(3)
     assert found.speedup.low is None
     assert found.verdict == "unclear"
+
+
+def test_a_prompt_with_an_unknown_accept_length_is_left_out(tmp_path: Path) -> None:
+    found = compare(tmp_path, PLAIN, {"a": [(20, 2), (20, None)], "b": [(30, 3), (30, 3)]})
+    assert found is not None
+    assert (found.prompts, found.accept_length) == (1, 3)
+    assert found.needed.value == pytest.approx(3)
 
 
 def test_a_simulated_speed_up_is_modelled(tmp_path: Path) -> None:

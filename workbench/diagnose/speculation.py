@@ -139,12 +139,13 @@ class BreakEven:
 _BY_PROMPT = """
 SELECT prompt_id, sum(end_ns - start_ns)::DOUBLE AS wall, count(*)::DOUBLE AS steps, sum(committed)::DOUBLE AS tokens
 FROM steps JOIN sequences USING (variant, run_pass, sequence_id)
-WHERE variant = ? AND run_pass = 'clean' AND NOT warmup GROUP BY prompt_id
+WHERE variant = ? AND run_pass = 'clean' AND NOT warmup GROUP BY prompt_id HAVING count(committed) = count(*)
 """
 
 
 def break_even(bundle: Bundle, variant: str) -> BreakEven | None:
-    """Compare ``variant`` with its plain twin; None where it has none or they share no finished prompt.
+    """Compare ``variant`` with its plain twin; None where it has none or they share no finished prompt of which every
+    step says what it committed.
 
     Intervals are 95 %, a jackknife over the prompts on the logarithm, so a slow stretch of the machine that fell on
     some prompts widens them. No interval with fewer than two prompts.
