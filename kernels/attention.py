@@ -26,6 +26,7 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 
@@ -91,9 +92,11 @@ def gqa_kernel(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0)
     part = tl.program_id(1)
+    wait_for_previous(OVERLAP)
     kv_len = tl.load(kv_len_ptr)
     row = tl.arange(0, ROWS)  # row = token * GROUP + member of the group
     row_ok = row < T * GROUP
@@ -191,11 +194,12 @@ def gqa_decode(
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: AttentionConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return the attention output, bf16[T, H, Dv]; see the module text for the arguments' shapes.
 
     ``window`` counts the query's own position; ``sinks`` bf16 or fp32[H] are logits after ``scale``. Dk is a power
-    of two from 16 to 256, or 192 (MiMo). Raises InputError before launch for anything else.
+    of two from 16 to 256, or 192 (MiMo). ``overlap``: overlap.py. Raises InputError before launch for anything else.
     """
     kernel = "gqa_decode"
     expect(kernel, "q", q, torch.bfloat16, (None, None, None))
@@ -230,6 +234,7 @@ def gqa_decode(
         q, k, v, kv_len, q if sinks is None else sinks, out, partial, counters, capacity, window or 0,
         scale * 1.4426950408889634, T=tokens, KV_HEADS=kv_heads, GROUP=group, DK=dk, DK_A=dk_a, DK_B=dk_b, DV=dv,
         ROWS=rows, SPLITS=splits, BLOCK=config.block, CAUSAL=causal, WINDOWED=window is not None,
-        SINKS=sinks is not None, num_warps=config.num_warps, num_stages=config.num_stages,
+        SINKS=sinks is not None, OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )  # fmt: skip
     return out

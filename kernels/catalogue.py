@@ -63,8 +63,9 @@ def _expert(
     name: str, kernel: Any, tokens: int, top_k: int, tiles: int, chunks: int, shape: str, **flags: bool
 ) -> Entry:
     config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k)
-    cut = mxfp4_experts.cut(config, tokens, tokens * top_k, chunks)
+    cut = mxfp4_experts.cut(config, tokens, tokens * top_k, chunks, True)
     warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    del cut["launch_pdl"]
     constants = {"T": tokens, "TOPK": top_k, **flags, **cut}
     types = {arg: _EXPERT_TYPES[arg] for arg in kernel.arg_names if arg not in constants}
     return Entry(name, kernel, types, constants, (), warps, stages, getattr(mxfp4_experts, "SPILLS", ""), shape)
@@ -98,6 +99,7 @@ def _gqa(name: str, shape: str, tokens: int, kv_heads: int, group: int, dk: int,
             "CAUSAL": True,
             "WINDOWED": windowed,
             "SINKS": windowed,
+            "OVERLAP": True,
         },
         ("capacity",),
         4 if rows <= 64 else 8,
@@ -126,6 +128,7 @@ def _mla(name: str, tokens: int, heads: int, top_k: int) -> Entry:
             "SPLITS": 64,
             "BLOCK": 32,
             "TOPK": top_k,
+            "OVERLAP": True,
         },
         (),
         4,
@@ -161,8 +164,9 @@ def _skinny(
     name: str, module: Any, kernel: Any, tokens: int, rows: int, columns: int, shape: str, config: Any, **constants: Any
 ) -> Entry:
     fp8 = kernel is skinny_gemm.skinny_fp8_kernel
-    cut = skinny_gemm.cut(config, tokens, columns // (128 if fp8 else 64))
+    cut = skinny_gemm.cut(config, tokens, columns // (128 if fp8 else 64), True)
     warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    del cut["launch_pdl"]
     element = "*fp8e4nv" if fp8 else "*bf16"
     types = {**_SKINNY_TYPES, "w_ptr": element, "x_ptr": element}
     constants = {key: value for key, value in {**cut, **constants}.items() if key in kernel.arg_names}
@@ -208,7 +212,7 @@ def _norm(name: str, quantise: bool) -> Entry:
             "hidden": "i32",
             "eps": "fp32",
         },
-        {"BLOCK": 8192, "RESIDUAL": True, "WRITE_Y": True, "QUANTISE": quantise, "POWER_OF_2": False},
+        {"BLOCK": 8192, "RESIDUAL": True, "WRITE_Y": True, "QUANTISE": quantise, "POWER_OF_2": False, "OVERLAP": True},
         ("hidden",),
         rms_norm.NormConfig().num_warps,
         2,
@@ -288,6 +292,7 @@ ENTRIES: tuple[Entry, ...] = (
             "HALF": 64,
             "INTERLEAVED": False,
             "NORM": True,
+            "OVERLAP": True,
         },
         ("capacity",),
         1,
@@ -302,7 +307,7 @@ ENTRIES: tuple[Entry, ...] = (
             "kv_len_ptr": "*i32",
             "eps": "fp32",
         },
-        {"T": 1, "HEADS": 8, "NOPE": 192, "RANK": 512, "ROPE": 64, "INTERLEAVED": True},
+        {"T": 1, "HEADS": 8, "NOPE": 192, "RANK": 512, "ROPE": 64, "INTERLEAVED": True, "OVERLAP": True},
         (),
         1,
         shape="GLM-5.2 TP8, T=1",

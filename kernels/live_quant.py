@@ -164,8 +164,9 @@ def live_quant_gemm(
     workspace: Workspace | None = None,
     config: FusedConfig | SkinnyConfig | None = None,
 ) -> torch.Tensor:
-    """Return y, bf16[T, N], by the named form; ``bias`` bf16[N] is added. ``config`` is a SkinnyConfig for ``separate``, else a FusedConfig.
+    """Return y, bf16[T, N], by the named form; ``bias`` bf16[N] is added.
 
+    ``config`` is a SkinnyConfig for ``separate``, else a FusedConfig.
     Raises InputError before launch for shapes, types or a config that do not fit.
     """
     kernel = f"live_quant_gemm {form}"

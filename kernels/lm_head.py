@@ -22,6 +22,7 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.gumbel import gumbel, uniform
+from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.skinny_products import CHUNK_BF16, products_bf16
 from workbench.kernels.workspace import Workspace
 
@@ -78,6 +79,7 @@ def lm_head_kernel(
     R: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     ROWS: tl.constexpr = RW * R * 16
     program = tl.program_id(0)
@@ -88,7 +90,7 @@ def lm_head_kernel(
     total = tl.zeros((ROWS, TN), tl.float32)
     for stride in range(tl.cdiv(tl.cdiv(rows, ROWS) - program, PROGRAMS)):
         block = program + stride * PROGRAMS
-        acc = products_bf16(w_ptr, x_ptr, block, 0, rows, columns, T, TN, KW, RW, R, 1, TURNS, UNROLL)
+        acc = products_bf16(w_ptr, x_ptr, block, 0, rows, columns, T, TN, KW, RW, R, 1, TURNS, UNROLL, OVERLAP)
         row = block * ROWS + tl.arange(0, ROWS)
         ok = (row < rows)[:, None] & (column < T)[None, :]
         if LOGITS:
@@ -104,6 +106,7 @@ def lm_head_kernel(
         z = tl.where(ok, z, float("-inf"))
         where = tl.where(z > best, row[:, None], where)
         best = tl.maximum(best, z)
+    wait_for_previous(OVERLAP)
     value = tl.max(best, 0)
     index = tl.min(tl.where(best == value[None, :], where, 0x7FFFFFFF), 0)
     plane = PROGRAMS * TN
@@ -158,11 +161,13 @@ def lm_head(
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: HeadConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return the chosen token of each row, int32[T].
 
     ``temperature`` 0 is greedy; above 0 it samples and needs ``rng``. ``logits`` fp32[T, V] and ``lse`` fp32[T],
-    where given, are filled (``lse`` at this temperature, at 1 when greedy). Raises InputError before launch.
+    where given, are filled (``lse`` at this temperature, at 1 when greedy).
+    ``overlap``: overlap.py. Raises InputError before launch.
     """
     kernel = "lm_head"
     expect(kernel, "w", w, torch.bfloat16, (None, None))
@@ -199,6 +204,6 @@ def lm_head(
         partial, counters, vocab, hidden, 1.0 / temperature if temperature > 0 else 1.0, SAMPLE=temperature > 0,
         LOGITS=logits is not None, LSE=lse is not None, PROGRAMS=programs, P_WIDE=power_of_2(programs), T=tokens,
         TN=width, KW=config.kw, RW=config.rw, R=config.r, TURNS=-(-a_warp // unroll), UNROLL=unroll,
-        num_warps=config.num_warps, num_stages=1,
+        OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=1,
     )  # fmt: skip
     return out

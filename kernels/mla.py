@@ -25,6 +25,7 @@ from workbench.kernels.attention import merge_step
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 
@@ -65,9 +66,11 @@ def mla_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOPK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     group = tl.program_id(0)
     part = tl.program_id(1)
+    wait_for_previous(OVERLAP)
     kv_len = tl.load(kv_len_ptr)
     WIDTH: tl.constexpr = RANK + ROPE
     if TOPK > 0:  # every row of a program is of one token: its index list is the program's
@@ -156,10 +159,12 @@ def mla_decode(
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: MlaConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return the latent output, bf16[T, H, rank]; see the module text for the arguments' shapes.
 
-    ``rank`` and the rotary part are powers of two of at least 16. Raises InputError before launch for anything else.
+    ``rank`` and the rotary part are powers of two of at least 16. ``overlap``: overlap.py.
+    Raises InputError before launch for anything else.
     """
     kernel = "mla_decode"
     expect(kernel, "q", q, torch.bfloat16, (None, None, None))
@@ -190,6 +195,6 @@ def mla_decode(
     mla_kernel[(groups, splits)](
         q, cache, kv_len, kv_len if indices is None else indices, out, partial, counters, scale * 1.4426950408889634,
         T=tokens, HEADS=heads, RANK=rank, ROPE=rope, ROWS=rows, SPLITS=splits, BLOCK=config.block, TOPK=top_k,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ A scale byte of 0 (2^-127) counts as zero.
 # ruff: noqa: N803, N806, SIM108
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import triton
@@ -34,6 +34,7 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import EMULATED, expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 Activation = Literal["silu", "gptoss"]
@@ -165,6 +166,7 @@ def _products(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Return W @ x of row tiles ``block * RW * R ..`` over K part ``part``, fp32[RW, R * 16, TN], true scale.
 
@@ -199,8 +201,10 @@ def _products(
     x_at = x_ptr + ((x_row * chunks + x_chunk) * 64 + xi % 4 * 8)[:, None] + tl.arange(0, 8)[None, :]
 
     acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
-    w_next = tl.load(w_at, mask=(w_tile_ok & (w_chunk < chunks))[:, None], other=0)
+    w_ok = (w_tile_ok & (w_chunk < chunks))[:, None]
+    w_next = tl.load(w_at, mask=w_ok, other=0, eviction_policy="evict_first")
     s_next = tl.load(s_at, mask=s_tile_ok & (s_chunk < chunks), other=0)
+    wait_for_previous(OVERLAP)
     for turn in range(TURNS):
         w = w_next
         s = s_next
@@ -210,7 +214,8 @@ def _products(
         x1 = tl.load(x_at + here * 64 + 32, mask=x_ok, other=0.0)
         if TURNS > 1:
             then = here + UNROLL * SPLIT * KW
-            w_next = tl.load(w_at + then * 128, mask=(w_tile_ok & (w_chunk + then < chunks))[:, None], other=0)
+            w_ok = (w_tile_ok & (w_chunk + then < chunks))[:, None]
+            w_next = tl.load(w_at + then * 128, mask=w_ok, other=0, eviction_policy="evict_first")
             s_next = tl.load(s_at + then * 8, mask=s_tile_ok & (s_chunk + then < chunks), other=0)
         # (unroll, replica, warp, g, c, row half, word half) -> (unroll, warp, replica, row half, g, c, word half)
         w = w.reshape(UNROLL, R, NW, 8, 4, 2, 2).trans(0, 2, 1, 5, 3, 4, 6).reshape(UNROLL * NW, R * 16, 8)
@@ -269,17 +274,19 @@ def gate_up_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
     pair = tl.program_id(1)
+    wait_for_previous(OVERLAP)  # the router is the launch before: no weight is known until it has chosen
     expert = tl.load(ids_ptr + pair)
     if not _is_first(ids_ptr, expert, pair, PAIRS):
         return
     at = expert.to(tl.int64) * tiles * chunks
     acc = _products(
         w_ptr + at * 128, s_ptr + at * 8, x_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
-        False, False, TN, KW, RW, R, SPLIT, TURNS, UNROLL,
+        False, False, TN, KW, RW, R, SPLIT, TURNS, UNROLL, False,
     )  # fmt: skip
     inter = tiles * 8
     token = tl.arange(0, TN)
@@ -335,6 +342,7 @@ def down_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
@@ -346,7 +354,7 @@ def down_kernel(
         at = expert.to(tl.int64) * tiles * chunks
         acc = _products(
             w_ptr + at * 128, s_ptr + at * 8, h_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
-            True, True, TN, KW, RW, R, SPLIT, TURNS, UNROLL,
+            True, True, TN, KW, RW, R, SPLIT, TURNS, UNROLL, OVERLAP,
         )  # fmt: skip
         acc = acc.reshape(RW * R * 16, TN)
         owner = _owners(ids_ptr, expert, tl.arange(0, TN), T, TOPK)
@@ -358,6 +366,7 @@ def down_kernel(
         slot = (part * (T * TOPK) + tl.maximum(owner, 0)).to(tl.int64) * hidden
         ok = (row < hidden)[:, None] & (owner >= 0)[None, :]
         tl.store(partial_ptr + slot[None, :] + row[:, None], acc, mask=ok)
+    wait_for_previous(OVERLAP)
     if arrive(counter_ptr + block, SPLIT * T * TOPK):
         for t in range(T):
             if BASE:
@@ -398,7 +407,7 @@ def _check_common(
     return experts, tiles, chunks, tokens
 
 
-def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int) -> dict[str, int]:
+def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int, overlap: bool = False) -> dict[str, Any]:
     """Return the compile-time constants, warps and stages of a launch."""
     a_warp = -(-chunks // (config.kw * config.split))
     unroll = min(config.unroll, power_of_2(a_warp))
@@ -411,6 +420,8 @@ def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int) -> dict[str,
         "SPLIT": config.split,
         "TURNS": -(-a_warp // unroll),
         "UNROLL": unroll,
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
         "num_warps": config.num_warps,
         "num_stages": 1,
     }
@@ -429,12 +440,14 @@ def gate_up(
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: ExpertConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return ``h``, bf16[T * k, I]: the activated products of every chosen pair, times 2^64 (``H_EXPONENT``).
 
     ``x`` bf16[T, K], T 1 to 16; ``ids`` int32[T, k], distinct within a token; ``words``, ``scale_words`` from
     ``relayout`` with paired gate and up rows; ``bias`` bf16[E, 2, I] (gate, then up).
-    ``workspace`` is needed when ``config.split`` > 1. Raises InputError before launch for anything else.
+    ``workspace`` is used when ``config.split`` > 1. ``overlap``: overlap.py.
+    Raises InputError before launch for anything else.
     """
     kernel = "mxfp4 gate_up"
     experts, tiles, chunks, tokens = _check_common(kernel, words, scale_words, ids, config)
@@ -456,7 +469,7 @@ def gate_up(
     gate_up_kernel[(blocks * config.split, pairs)](
         words, scale_words, x, ids, x if bias is None else bias, out, partial, counters, tiles, chunks, alpha, limit,
         T=tokens, TOPK=ids.shape[1], GPTOSS=activation == "gptoss", BIAS=bias is not None,
-        **cut(config, tokens, pairs, chunks),
+        **cut(config, tokens, pairs, chunks, overlap),
     )  # fmt: skip
     return out
 
@@ -473,11 +486,14 @@ def down(
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: ExpertConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return ``y``, bf16[T, H]: the routing-weighted sum over each token's experts, plus ``base`` where given.
 
     ``h`` bf16[T * k, I] as ``gate_up`` leaves it (times 2^64); ``weights`` fp32[T, k]; ``bias`` bf16[E, H];
-    ``base`` bf16[T, H], e.g. the shared expert's output. Raises InputError before launch for anything else.
+    ``base`` bf16[T, H], e.g. the shared expert's output. ``overlap`` (overlap.py): ``ids`` must come from before the
+    launch of gate_up, as a router's do, because the first weights are requested before the wait.
+    Raises InputError before launch for anything else.
     """
     kernel = "mxfp4 down"
     experts, tiles, chunks, tokens = _check_common(kernel, words, scale_words, ids, config)
@@ -498,6 +514,6 @@ def down(
     down_kernel[(blocks * config.split, pairs)](
         words, scale_words, h, ids, weights, h if bias is None else bias, h if base is None else base, out,
         partial, counters, tiles, chunks, T=tokens, TOPK=ids.shape[1], BIAS=bias is not None, BASE=base is not None,
-        **cut(config, tokens, pairs, chunks),
+        **cut(config, tokens, pairs, chunks, overlap),
     )  # fmt: skip
     return out

@@ -19,6 +19,7 @@ import triton.language as tl
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.e4m3 import GROUP, quantise_groups
 from workbench.kernels.floor import Floor
+from workbench.kernels.overlap import wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,17 @@ def rms_norm_kernel(
     WRITE_Y: tl.constexpr,
     QUANTISE: tl.constexpr,
     POWER_OF_2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     ok = column < hidden
+    weight = tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
+    wait_for_previous(OVERLAP)
     x = tl.load(x_ptr + token * hidden + column, mask=ok, other=0.0).to(tl.float32)
     if RESIDUAL:
         x += tl.load(residual_ptr + token * hidden + column, mask=ok, other=0.0).to(tl.float32)
         tl.store(residual_ptr + token * hidden + column, x.to(tl.bfloat16), mask=ok)
-    weight = tl.load(weight_ptr + column, mask=ok, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 0) / hidden + eps) * weight
     if WRITE_Y:
         tl.store(y_ptr + token * hidden + column, y.to(tl.bfloat16), mask=ok)
@@ -81,10 +84,11 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     config: NormConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return ``y``, bf16[T, H]. ``residual`` bf16[T, H] is updated in place to x + residual.
 
-    Raises InputError before launch for shapes or types that do not fit.
+    ``overlap``: overlap.py. Raises InputError before launch for shapes or types that do not fit.
     """
     tokens, hidden = _check(x, weight, residual)
     if out is None:
@@ -93,6 +97,7 @@ def rms_norm(
     rms_norm_kernel[(tokens,)](
         x, x if residual is None else residual, weight, out, x, x, hidden, eps, BLOCK=max(128, power_of_2(hidden)),
         RESIDUAL=residual is not None, WRITE_Y=True, QUANTISE=False, POWER_OF_2=False,
+        OVERLAP=overlap, launch_pdl=overlap,
         num_warps=(config or NormConfig()).num_warps,
     )  # fmt: skip
     return out
@@ -107,9 +112,11 @@ def rms_norm_quantise(
     power_of_2_scales: bool = False,
     y: torch.Tensor | None = None,
     config: NormConfig | None = None,
+    overlap: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``(q, scales)``: e4m3[T, H] and fp32[T, H/128]; also writes bf16 ``y`` where given.
 
+    ``overlap``: overlap.py.
     Raises InputError before launch for shapes or types that do not fit; H must be a multiple of 128.
     """
     tokens, hidden = _check(x, weight, residual)
@@ -121,7 +128,8 @@ def rms_norm_quantise(
     rms_norm_kernel[(tokens,)](
         x, x if residual is None else residual, weight, x if y is None else y, q, scales, hidden, eps,
         BLOCK=power_of_2(hidden), RESIDUAL=residual is not None, WRITE_Y=y is not None, QUANTISE=True,
-        POWER_OF_2=power_of_2_scales, num_warps=(config or NormConfig()).num_warps,
+        POWER_OF_2=power_of_2_scales, OVERLAP=overlap, launch_pdl=overlap,
+        num_warps=(config or NormConfig()).num_warps,
     )  # fmt: skip
     return q, scales
 

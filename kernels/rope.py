@@ -21,6 +21,7 @@ import triton.language as tl
 
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
+from workbench.kernels.overlap import wait_for_previous
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,11 @@ def rope_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0)
     head = tl.program_id(1)
+    wait_for_previous(OVERLAP)
     position = tl.load(kv_len_ptr) - T + token
     line = qkv_ptr + token * ((HEADS + KV_HEADS) * DK + KV_HEADS * DV)
     column = tl.arange(0, WIDE)
@@ -127,9 +130,11 @@ def rope_mla_kernel(
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     token = tl.program_id(0)
     head = tl.program_id(1)
+    wait_for_previous(OVERLAP)
     position = (tl.load(kv_len_ptr) - T + token).to(tl.int64)
     table = table_ptr + position * ROPE
     if head < HEADS:
@@ -175,10 +180,12 @@ def rope_write(
     interleaved: bool = False,
     out: torch.Tensor | None = None,
     config: RopeConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return q, bf16[T, heads, Dk], and write the T new positions of the caches ``k`` and ``v``.
 
-    ``q_norm`` and ``k_norm`` (bf16[Dk], both or none) are QK-norm weights. Raises InputError before launch. The
+    ``q_norm`` and ``k_norm`` (bf16[Dk], both or none) are QK-norm weights; ``overlap``: overlap.py.
+    Raises InputError before launch. The
     caller keeps kv_len within the caches and the table: it lives on the device and cannot be checked here.
     """
     kernel = "rope_write"
@@ -204,7 +211,7 @@ def rope_write(
         qkv, table, kv_len, qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm, out, k, v, capacity,
         eps, v_scale, T=tokens, HEADS=heads, KV_HEADS=kv_heads, DK=dk, DV=dv, WIDE=power_of_2(max(dk, dv)), ROT=rot,
         HALF=power_of_2(rot // 2), INTERLEAVED=interleaved, NORM=q_norm is not None,
-        num_warps=(config or RopeConfig()).num_warps,
+        OVERLAP=overlap, launch_pdl=overlap, num_warps=(config or RopeConfig()).num_warps,
     )  # fmt: skip
     return out
 
@@ -220,10 +227,11 @@ def rope_write_mla(
     *,
     eps: float = 1e-6,
     interleaved: bool = True,
+    overlap: bool = False,
 ) -> None:
     """Write the latent cache and the rotary columns of ``q_out``; see the module text for shapes.
 
-    Raises InputError before launch for shapes or types that do not fit.
+    ``overlap``: overlap.py. Raises InputError before launch for shapes or types that do not fit.
     """
     kernel = "rope_write_mla"
     expect(kernel, "table", table, torch.float32, (None, None), device=kv.device)
@@ -241,5 +249,5 @@ def rope_write_mla(
     expect(kernel, "kv_len", kv_len, torch.int32, (1,), device=kv.device)
     rope_mla_kernel[(tokens, heads + 1)](
         kv, q, table, kv_len, norm, cache, q_out, eps, T=tokens, HEADS=heads, NOPE=nope, RANK=rank, ROPE=rope,
-        INTERLEAVED=interleaved, num_warps=1,
+        INTERLEAVED=interleaved, OVERLAP=overlap, launch_pdl=overlap, num_warps=1,
     )  # fmt: skip

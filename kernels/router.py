@@ -75,10 +75,11 @@ def router_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL)
+    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, OVERLAP)
     row = block * (RW * R * 16) + tl.arange(0, RW * R * 16)
     column = tl.arange(0, TN)
     mine = partial_ptr + (part * T + column)[None, :] * rows + row[:, None]
@@ -150,10 +151,11 @@ def route(
     weights: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     config: SkinnyConfig | None = None,
+    overlap: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``(ids, weights)``, int32 and fp32 [T, k], experts of a token from the highest key down.
 
-    Raises InputError before launch for shapes, types or options that do not fit.
+    ``overlap``: overlap.py. Raises InputError before launch for shapes, types or options that do not fit.
     """
     kernel = "route"
     expect(kernel, "w", w, torch.bfloat16, (None, None))
@@ -187,6 +189,6 @@ def route(
         w, x, x if bias is None else bias, partial if correction is None else correction, ids, weights, partial,
         counters, experts, hidden, factor, TOPK=top_k, K_WIDE=power_of_2(top_k), T_WIDE=power_of_2(tokens),
         E_WIDE=power_of_2(experts), MODE=MODES.index(mode), RENORMALISE=renormalise, BIAS=bias is not None,
-        **cut(config, tokens, hidden // CHUNK_BF16),
+        **cut(config, tokens, hidden // CHUNK_BF16, overlap),
     )  # fmt: skip
     return ids, weights

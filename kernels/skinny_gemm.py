@@ -14,6 +14,7 @@ in fixed order.
 # ruff: noqa: N803
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -122,10 +123,11 @@ def skinny_bf16_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OUT_BF16: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL)
+    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, OVERLAP)
     _finish(
         acc, bias_ptr, residual_ptr, y_ptr, partial_ptr, counter_ptr, block, part, rows, T, TN, RW * R * 16, SPLIT,
         BIAS, RESIDUAL, OUT_BF16,
@@ -156,11 +158,28 @@ def skinny_fp8_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OUT_BF16: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
     acc = products_fp8(
-        w_ptr, w_scale_ptr, x_ptr, x_scale_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL
+        w_ptr,
+        w_scale_ptr,
+        x_ptr,
+        x_scale_ptr,
+        block,
+        part,
+        rows,
+        columns,
+        T,
+        TN,
+        KW,
+        RW,
+        R,
+        SPLIT,
+        TURNS,
+        UNROLL,
+        OVERLAP,
     )
     _finish(
         acc, bias_ptr, residual_ptr, y_ptr, partial_ptr, counter_ptr, block, part, rows, T, TN, RW * R * 16, SPLIT,
@@ -180,7 +199,7 @@ def floor(tokens: int, rows: int, columns: int, weight_bytes: int) -> Floor:
     )
 
 
-def cut(config: SkinnyConfig, tokens: int, chunks: int) -> dict[str, int]:
+def cut(config: SkinnyConfig, tokens: int, chunks: int, overlap: bool = False) -> dict[str, Any]:
     """Return the compile-time constants, warps and stages of a launch."""
     a_warp = -(-chunks // (config.kw * config.split))
     unroll = min(config.unroll, power_of_2(a_warp))
@@ -193,6 +212,8 @@ def cut(config: SkinnyConfig, tokens: int, chunks: int) -> dict[str, int]:
         "SPLIT": config.split,
         "TURNS": -(-a_warp // unroll),
         "UNROLL": unroll,
+        "OVERLAP": overlap,
+        "launch_pdl": overlap,
         "num_warps": config.num_warps,
         "num_stages": 1,
     }
@@ -250,10 +271,11 @@ def skinny_bf16(
     out_dtype: torch.dtype = torch.bfloat16,
     workspace: Workspace | None = None,
     config: SkinnyConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return ``x @ w.T``, [T, N]. x bf16[T, K], w bf16[N, K], bias bf16[N], residual bf16[T, N].
 
-    Raises InputError before launch for shapes or types that do not fit.
+    ``overlap``: overlap.py. Raises InputError before launch for shapes or types that do not fit.
     """
     kernel = "skinny_bf16"
     tokens, rows, columns, config = _check(kernel, x, w, torch.bfloat16, CHUNK_BF16, config)
@@ -261,7 +283,7 @@ def skinny_bf16(
     skinny_bf16_kernel[(blocks, config.split)](
         w, x, x if bias is None else bias, x if residual is None else residual, out, partial, counters, rows, columns,
         BIAS=bias is not None, RESIDUAL=residual is not None, OUT_BF16=out.dtype == torch.bfloat16,
-        **cut(config, tokens, columns // CHUNK_BF16),
+        **cut(config, tokens, columns // CHUNK_BF16, overlap),
     )  # fmt: skip
     return out
 
@@ -278,10 +300,11 @@ def skinny_fp8(
     out_dtype: torch.dtype = torch.bfloat16,
     workspace: Workspace | None = None,
     config: SkinnyConfig | None = None,
+    overlap: bool = False,
 ) -> torch.Tensor:
     """Return the dequantised ``x @ w.T``, [T, N]; e4m3 operands and fp32 scales as in the module text.
 
-    Raises InputError before launch for shapes or types that do not fit.
+    ``overlap``: overlap.py. Raises InputError before launch for shapes or types that do not fit.
     """
     kernel = "skinny_fp8"
     tokens, rows, columns, config = _check(kernel, x, w, torch.float8_e4m3fn, CHUNK_FP8, config)
@@ -291,6 +314,6 @@ def skinny_fp8(
     skinny_fp8_kernel[(blocks, config.split)](
         w, w_scales, x, x_scales, x if bias is None else bias, x if residual is None else residual, out, partial,
         counters, rows, columns, BIAS=bias is not None, RESIDUAL=residual is not None,
-        OUT_BF16=out.dtype == torch.bfloat16, **cut(config, tokens, columns // CHUNK_FP8),
+        OUT_BF16=out.dtype == torch.bfloat16, **cut(config, tokens, columns // CHUNK_FP8, overlap),
     )  # fmt: skip
     return out

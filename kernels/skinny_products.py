@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.overlap import wait_for_previous
 
 #: Columns of one chunk: what a warp contracts at a time.
 CHUNK_BF16 = 64
@@ -49,46 +50,60 @@ def _token_rows(
 
 
 @triton.jit
+def _halves(w):
+    """Split words into their two bf16 numbers along a new last axis; free, where bf16 loads would be taken apart."""
+    low = w.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    high = (w >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(low, high)
+
+
+@triton.jit
 def _weights_bf16(w, NW: tl.constexpr, R: tl.constexpr, UNROLL: tl.constexpr):
-    # (unroll, r, half, warp, g, c, p, e) -> (unroll, warp, r, half, g, p, c, e)
-    w = w.reshape(UNROLL, R, 2, NW, 8, 4, 4, 2).trans(0, 3, 1, 2, 4, 6, 5, 7)
+    # (unroll, r, half, warp, g, c, s, p, e) -> (unroll, warp, r, half, g, s, c, p, e)
+    w = _halves(w).reshape(UNROLL, R, 2, NW, 8, 4, 2, 2, 2).trans(0, 3, 1, 2, 4, 6, 5, 7, 8)
     return w.reshape(UNROLL * NW, R * 16, 32)
 
 
 @triton.jit
 def _tokens_bf16(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
-    # (unroll, replica, warp, g, c, p, e) -> (unroll, warp, p, c, e, replica, g)
-    return x.reshape(UNROLL, TN // 8, NW, 8, 4, 4, 2).trans(0, 2, 5, 4, 6, 1, 3).reshape(UNROLL * NW, 32, TN)
+    # (unroll, replica, warp, g, c, s, p, e) -> (unroll, warp, s, c, p, e, replica, g)
+    x = _halves(x).reshape(UNROLL, TN // 8, NW, 8, 4, 2, 2, 2).trans(0, 2, 5, 4, 6, 7, 1, 3)
+    return x.reshape(UNROLL * NW, 32, TN)
 
 
 @triton.jit
 def products_bf16(
     w_ptr, x_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr, KW: tl.constexpr, RW: tl.constexpr,
-    R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr, UNROLL: tl.constexpr,
+    R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr, UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Return W[block] @ x.T of K part ``part``, fp32[RW * R * 16, TN]; W bf16[rows, columns], x bf16[T, columns]."""
+    """Return W[block] @ x.T of K part ``part``, fp32[RW * R * 16, TN]; W bf16[rows, columns], x bf16[T, columns].
+
+    Both are loaded as words of two numbers; offsets count words.
+    """
     NW: tl.constexpr = KW * RW
     STEP: tl.constexpr = UNROLL * SPLIT * KW
     chunks = columns // 64
-    w_at, w_row_ok, w_chunk = _weight_rows(block, part, rows, columns, 8, KW, RW, R, SPLIT, UNROLL, 64)
-    x_at, token, x_chunk = _token_rows(part, columns, 8, TN, KW, RW, SPLIT, UNROLL, 64)
-    w_at = w_ptr + block.to(tl.int64) * (RW * R * 16) * columns + w_at
-    x_at = x_ptr + x_at
+    w_at, w_row_ok, w_chunk = _weight_rows(block, part, rows, columns // 2, 4, KW, RW, R, SPLIT, UNROLL, 32)
+    x_at, token, x_chunk = _token_rows(part, columns // 2, 4, TN, KW, RW, SPLIT, UNROLL, 32)
+    w_words = w_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    w_at = w_words + block.to(tl.int64) * (RW * R * 16) * (columns // 2) + w_at
+    x_at = x_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + x_at
     acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
     ok = (w_row_ok & (w_chunk < chunks))[:, None]
-    w0_next = tl.load(w_at, mask=ok, other=0.0)
-    w1_next = tl.load(w_at + 32, mask=ok, other=0.0)
+    w0_next = tl.load(w_at, mask=ok, other=0, eviction_policy="evict_first")
+    w1_next = tl.load(w_at + 16, mask=ok, other=0, eviction_policy="evict_first")
+    wait_for_previous(OVERLAP)
     for turn in range(TURNS):
         w0 = w0_next
         w1 = w1_next
         here = turn * STEP
         x_ok = ((token < T) & (x_chunk + here < chunks))[:, None]
-        x0 = tl.load(x_at + here * 64, mask=x_ok, other=0.0)
-        x1 = tl.load(x_at + here * 64 + 32, mask=x_ok, other=0.0)
+        x0 = tl.load(x_at + here * 32, mask=x_ok, other=0)
+        x1 = tl.load(x_at + here * 32 + 16, mask=x_ok, other=0)
         if TURNS > 1:
             ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
-            w0_next = tl.load(w_at + (here + STEP) * 64, mask=ok, other=0.0)
-            w1_next = tl.load(w_at + (here + STEP) * 64 + 32, mask=ok, other=0.0)
+            w0_next = tl.load(w_at + (here + STEP) * 32, mask=ok, other=0, eviction_policy="evict_first")
+            w1_next = tl.load(w_at + (here + STEP) * 32 + 16, mask=ok, other=0, eviction_policy="evict_first")
         acc = dot_bf16(_weights_bf16(w0, NW, R, UNROLL), _tokens_bf16(x0, NW, TN, UNROLL), acc)
         acc = dot_bf16(_weights_bf16(w1, NW, R, UNROLL), _tokens_bf16(x1, NW, TN, UNROLL), acc)
     acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
@@ -111,7 +126,7 @@ def _tokens_fp8(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
 def products_fp8(
     w_ptr, w_scale_ptr, x_ptr, x_scale_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr,
     KW: tl.constexpr, RW: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr,
-    UNROLL: tl.constexpr,
+    UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """As ``products_bf16`` for e4m3 weights (fp32 scales per 128 x 128) and e4m3 x (fp32 scales per 1 x 128).
 
@@ -133,8 +148,9 @@ def products_fp8(
     x_scale_at = x_scale_ptr + s_token * chunks + s_chunk
     acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
     ok = (w_row_ok & (w_chunk < chunks))[:, None]
-    w0_next = tl.load(w_at, mask=ok, other=0.0)
-    w1_next = tl.load(w_at + 64, mask=ok, other=0.0)
+    w0_next = tl.load(w_at, mask=ok, other=0.0, eviction_policy="evict_first")
+    w1_next = tl.load(w_at + 64, mask=ok, other=0.0, eviction_policy="evict_first")
+    wait_for_previous(OVERLAP)
     for turn in range(TURNS):
         w0 = w0_next
         w1 = w1_next
@@ -146,8 +162,8 @@ def products_fp8(
         x_scale = tl.load(x_scale_at + here, mask=(s_token < T) & (s_chunk + here < chunks), other=0.0)
         if TURNS > 1:
             ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
-            w0_next = tl.load(w_at + (here + STEP) * 128, mask=ok, other=0.0)
-            w1_next = tl.load(w_at + (here + STEP) * 128 + 64, mask=ok, other=0.0)
+            w0_next = tl.load(w_at + (here + STEP) * 128, mask=ok, other=0.0, eviction_policy="evict_first")
+            w1_next = tl.load(w_at + (here + STEP) * 128 + 64, mask=ok, other=0.0, eviction_policy="evict_first")
         q = tl.dot(_weights_fp8(w0, NW, R, UNROLL), _tokens_fp8(x0, NW, TN, UNROLL))
         q = tl.dot(_weights_fp8(w1, NW, R, UNROLL), _tokens_fp8(x1, NW, TN, UNROLL), q)
         q = q.reshape(UNROLL * NW, R, 16, TN) * (w_scale[:, :, None, None] * x_scale[:, None, None, :])
