@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Mixer = Literal["full", "sliding", "linear"]
+Activation = Literal["swiglu", "clamped-swiglu"]
 
 
 class Record(BaseModel):
@@ -85,6 +86,9 @@ class MoE(Record):
     shared: int = Field(default=0, ge=0)
     shared_inter: PositiveInt | None = Field(default=None, description="width of one shared expert; default: inter")
     bias: bool = False
+    activation: Activation = Field(
+        default="swiglu", description="clamped-swiglu: gpt-oss's gate * sigmoid(1.702 gate) * (up + 1), clamped at 7"
+    )
 
     @model_validator(mode="after")
     def _top_k(self) -> Self:
