@@ -1,4 +1,4 @@
-"""One thread for torch: the matrices of the tests are tiny, and waiting threads spin, ten times slower on a busy machine.
+"""One thread for torch: the matrices of the tests are tiny, and waiting threads spin, ten times slower if busy.
 
 Set before anything imports torch; subprocesses inherit it.
 """

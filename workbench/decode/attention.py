@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from workbench.decode.cache import LayerCache
 from workbench.decode.layers import RMSNorm, rotate
 from workbench.decode.spec import GQA
+from workbench.errors import InputError
 
 
 class Attention(nn.Module):
@@ -14,6 +15,8 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, shape: GQA, *, window: int | None, eps: float) -> None:
         super().__init__()
+        if shape.output_gate:
+            raise InputError("attention.output_gate: is counted by the byte model but not run in plain torch")
         self.shape, self.window = shape, window
         self.q = nn.Linear(hidden, shape.heads * shape.qk_dim, bias=shape.bias)
         self.k = nn.Linear(hidden, shape.kv_heads * shape.qk_dim, bias=shape.bias)
@@ -40,16 +43,16 @@ class Attention(nn.Module):
         Returns [B, T, hidden].
         """
         batch, tokens = q.shape[:2]
-        groups = self.shape.heads // self.shape.kv_heads
-        q = q.view(batch, tokens, self.shape.kv_heads, groups, -1).permute(0, 2, 3, 1, 4)
-        scores = (q.flatten(2, 3) @ k.transpose(-1, -2)).unflatten(2, (groups, tokens)).float()
+        kv_heads, groups = self.shape.kv_heads, self.shape.heads // self.shape.kv_heads
+        q = q.view(batch, tokens, kv_heads, groups, -1).permute(0, 2, 3, 1, 4)
+        scores = (q.flatten(2, 3) @ k.transpose(-1, -2)).view(batch, kv_heads, groups, tokens, -1).float()
         scores = (scores * self.shape.qk_dim**-0.5).masked_fill(~allowed, float("-inf"))
         if self.sinks is not None:
-            sink = self.sinks.float().view(1, self.shape.kv_heads, groups, 1, 1).expand(*scores.shape[:-1], 1)
+            sink = self.sinks.float().view(1, kv_heads, groups, 1, 1).expand(*scores.shape[:-1], 1)
             weights = torch.cat((scores, sink), dim=-1).softmax(dim=-1)[..., :-1]
         else:
             weights = scores.softmax(dim=-1)
-        out = (weights.to(v.dtype).flatten(2, 3) @ v).unflatten(2, (groups, tokens))
+        out = (weights.to(v.dtype).flatten(2, 3) @ v).view(batch, kv_heads, groups, tokens, -1)
         projected: Tensor = self.o(out.permute(0, 3, 1, 2, 4).reshape(batch, tokens, -1))
         return projected
 

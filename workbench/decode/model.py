@@ -35,7 +35,9 @@ class Block(nn.Module):
         super().__init__()
         mixer = spec.mixer_spec(layer)
         if not isinstance(mixer, GQA):
-            raise InputError(f"{spec.name}: layer {layer} uses {mixer.kind}; plain torch runs grouped-query attention only")
+            raise InputError(
+                f"{spec.name}: layer {layer} uses {mixer.kind}; plain torch runs grouped-query attention only"
+            )
         window = spec.window if spec.mixers[layer] == "sliding" else None
         self.attention_norm = RMSNorm(spec.hidden, spec.norm_eps)
         self.attention = Attention(spec.hidden, mixer, window=window, eps=spec.norm_eps)
@@ -43,7 +45,7 @@ class Block(nn.Module):
         self.ffn: Experts | SwiGLU
         if spec.moe is not None and layer >= spec.dense_first:
             if spec.moe.shared:
-                raise InputError(f"{spec.name}: shared experts are counted by the byte model but not run by the eager rung")
+                raise InputError(f"{spec.name}: moe.shared: is counted by the byte model but not run in plain torch")
             self.ffn = Experts(spec.hidden, spec.moe)
         else:
             assert spec.dense_inter is not None  # noqa: S101 - guaranteed by the spec's validator
@@ -74,13 +76,17 @@ class Target(nn.Module):
         super().__init__()
         if not isinstance(spec.attention, GQA):
             raise InputError(f"{spec.name}: plain torch runs grouped-query attention only, not {spec.attention.kind}")
+        widths = {mixer.qk_dim for mixer in (spec.attention, spec.sliding) if isinstance(mixer, GQA)}
+        if len(widths) > 1 or min(widths) % 2:
+            raise InputError(f"{spec.name}: qk_dim {sorted(widths)}: plain torch needs one even width in all layers")
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
         self.norm = RMSNorm(spec.hidden, spec.norm_eps)
         self.head = None if spec.tied_head else nn.Linear(spec.hidden, spec.vocab, bias=False)
         self.taps = spec.dflash.taps if spec.dflash else ()
-        # Not a buffer: a cast of the module to bfloat16 must leave the angles in float32. Made on first use.
+        # Not a buffer: a cast of the module to bfloat16 must leave the angles in float32. Made on first use, outside
+        # inference mode: the engine may come first, and training saves the table for its backward pass.
         self._rope: Tensor | None = None
 
     @property
@@ -97,9 +103,10 @@ class Target(nn.Module):
     def rope(self) -> Tensor:
         """Cosines and sines [2, max_positions, qk_dim/2] in float32, on the model's device."""
         if self._rope is None or self._rope.device != self.device:
-            width = self.spec.mixer_spec(0)
-            assert isinstance(width, GQA)  # noqa: S101 - the blocks were built from it
-            self._rope = rope_table(self.spec.max_positions, width.qk_dim, self.spec.rope_theta, self.device)
+            shape = self.spec.attention
+            assert isinstance(shape, GQA)  # noqa: S101 - checked at construction
+            with torch.inference_mode(False):
+                self._rope = rope_table(self.spec.max_positions, shape.qk_dim, self.spec.rope_theta, self.device)
         return self._rope
 
     @property

@@ -21,7 +21,7 @@ class MtpHead(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         if spec.mtp is None or spec.mtp.dense_inter is None or not isinstance(spec.attention, GQA):
-            raise InputError(f"{spec.name}: mtp.dense_inter and grouped-query attention are needed to build an MTP head")
+            raise InputError(f"{spec.name}: an MTP head needs mtp.dense_inter and grouped-query attention")
         self.token_norm = RMSNorm(spec.hidden, spec.norm_eps)
         self.state_norm = RMSNorm(spec.hidden, spec.norm_eps)
         self.combine = nn.Linear(2 * spec.hidden, spec.hidden, bias=False)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from workbench.decode.dflash import DFlashModel, KeyValue
 from workbench.decode.drafters.protocol import Proposal, TargetFeatures
 from workbench.decode.model import Target
-from workbench.decode.sampling import draw
+from workbench.decode.sampling import draw, probabilities
 from workbench.errors import InputError
 
 
@@ -54,16 +54,18 @@ class DFlashDrafter:
 
     @torch.no_grad()
     def propose(self, temperature: float, generator: torch.Generator | None) -> Proposal:
-        """Fill one block behind the last committed token."""
+        """Fill one block behind the last committed token; nothing where it would reach past the model's positions."""
         if self._anchor is None:
             raise InputError("dflash: propose was called before observe")
         block = self._model.shape.block
         rope = self._target.rope[:, self._length : self._length + block]
+        if rope.shape[1] < block:
+            return Proposal(self._anchor[:0])
         visible = self._context[0][0].shape[2] + block
         allowed = torch.ones(1, 1, 1, block, visible, dtype=torch.bool, device=self._anchor.device)
         states = self._model.fill(self._target.embed(self._anchor)[None], rope, self._context, allowed)
         logits = F.linear(states[0, 0, : self.max_draft], self._target.head_weight).float()
         if temperature > 0:
-            probs = (logits / temperature).softmax(-1)
+            probs = probabilities(logits, temperature)
             return Proposal(draw(probs, generator), probs)
         return Proposal(logits.argmax(-1))

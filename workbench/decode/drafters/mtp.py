@@ -7,7 +7,7 @@ from workbench.decode.cache import LayerCache
 from workbench.decode.drafters.protocol import Proposal, TargetFeatures
 from workbench.decode.model import Target
 from workbench.decode.mtp import MtpHead
-from workbench.decode.sampling import draw
+from workbench.decode.sampling import draw, probabilities
 from workbench.errors import InputError
 
 
@@ -22,6 +22,8 @@ class MtpDrafter:
 
     def __init__(self, target: Target, head: MtpHead, *, depth: int, capacity: int) -> None:
         """``depth``: drafted tokens per step. ``capacity``: positions of the longest sequence."""
+        if depth < 1:
+            raise InputError(f"mtp: depth={depth} must be positive")
         self.max_draft = depth
         self._target, self._head = target, head
         shape = (1, head.attention.shape.kv_heads, capacity + depth)
@@ -36,6 +38,7 @@ class MtpDrafter:
         self._rows = 0
         self._state: Tensor | None = None
 
+    @torch.no_grad()
     def observe(self, tokens: Tensor, features: TargetFeatures | None) -> None:
         """Run the head over the newly committed rows; the last state predicts the first draft."""
         if features is None:
@@ -54,7 +57,7 @@ class MtpDrafter:
         for step in range(self.max_draft):
             logits = self._target.logits(state)
             if temperature > 0:
-                probs.append((logits / temperature).softmax(-1))
+                probs.append(probabilities(logits, temperature))
                 token = draw(probs[-1], generator)
             else:
                 token = logits.argmax(-1)
@@ -63,7 +66,6 @@ class MtpDrafter:
                 state = self._run(state, self._target.embed(token), self._rows + step)
         return Proposal(torch.cat(tokens), torch.cat(probs) if probs else None)
 
-    @torch.no_grad()
     def _run(self, state: Tensor, token: Tensor, start: int) -> Tensor:
         rope = self._target.rope[:, start : start + len(state)]
         return self._head.cached(state[None], token[None], rope, self._cache, start)[0]

@@ -1,0 +1,54 @@
+import time
+
+import pytest
+import torch
+
+from workbench.decode.clock import CudaClock, HostClock, phase_clock
+
+
+def test_marks_come_back_once_in_order_on_the_host_s_clock() -> None:
+    clock = phase_clock(torch.device("cpu"))
+    assert isinstance(clock, HostClock)
+    before = time.perf_counter_ns()
+    assert [clock.mark() for _ in range(3)] == [0, 1, 2]
+    after = time.perf_counter_ns()
+    times = clock.times()
+    assert times == sorted(times)
+    assert before <= times[0]
+    assert times[-1] <= after
+    assert clock.times() == []
+    assert clock.mark() == 0
+
+
+class _Event:
+    """A CUDA event on a device whose clock is ``now`` ms."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        self.at = _Event.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return other.at - self.at
+
+
+def test_events_are_placed_by_the_last_synchronised_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 1_000_000)
+    clock = CudaClock(torch.device("cuda"))
+    for _Event.now in (0.5, 0.75):
+        clock.mark()
+    assert clock.times() == [1_500_000, 1_750_000]
+    _Event.now = 2.0
+    clock.mark()
+    assert clock.times() == [3_000_000]
+    assert clock.times() == []
+    _Event.now = 0.0
