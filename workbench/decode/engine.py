@@ -87,8 +87,8 @@ class EagerEngine:
 
         The first new token comes out of the prefill, so steps commit ``new_tokens - 1`` at most.
         """
-        device = self.target.device
-        generator = torch.Generator(device=device).manual_seed(self.rule.seed)
+        device, rule = self.target.device, self.rule
+        generator = torch.Generator(device=device).manual_seed(rule.seed)
         self._cache.length = 0
         self.drafter.reset()
 
@@ -108,7 +108,8 @@ class EagerEngine:
             self._clock.mark()
             with annotate("draft"):
                 self.drafter.observe(news, features)
-                proposal = self._trim(self.drafter.propose(self.rule.temperature, generator), new_tokens - len(record.tokens))
+                proposal = self.drafter.propose(rule.temperature, generator)
+                proposal = _trim(proposal, new_tokens - len(record.tokens))
             self._clock.mark()
             with annotate("forward"):
                 scores = self.target.score(torch.cat((news[-1:], proposal.tokens))[None], self._cache)
@@ -136,13 +137,6 @@ class EagerEngine:
             )
         record.finish = "eos" if record.tokens[-1] == self.end_token else "length"
 
-    def _trim(self, proposal: Proposal, remaining: int) -> Proposal:
-        """Keep what can still be committed beside the bonus token."""
-        keep = max(0, remaining - 1)
-        if len(proposal.tokens) <= keep:
-            return proposal
-        return Proposal(proposal.tokens[:keep], None if proposal.probs is None else proposal.probs[:keep])
-
     def _verify(self, proposal: Proposal, logits: Tensor, generator: torch.Generator) -> Verdict:
         draft = proposal.tokens
         if self.acceptance is not None:
@@ -165,6 +159,12 @@ class EagerEngine:
         if self.end_token is None or self.end_token not in tokens:
             return tokens
         return tokens[: tokens.index(self.end_token) + 1]
+
+
+def _trim(proposal: Proposal, remaining: int) -> Proposal:
+    """Keep what can still be committed beside the bonus token, with ``remaining`` >= 1 tokens to go."""
+    keep = remaining - 1
+    return Proposal(proposal.tokens[:keep], None if proposal.probs is None else proposal.probs[:keep])
 
 
 def _distinct(scores: Scores) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A variant, ready to run. ``weight_bytes``: bytes per weight element as the engine holds it."""
+    """A variant, ready to run. ``dtype``: what the engine holds and computes in, whatever the stored formats."""
 
     variant: Variant
     spec: ModelSpec
@@ -91,13 +91,13 @@ def resolve_device(name: str, where: str) -> torch.device:
 def _weights(
     variant: Variant, spec: ModelSpec, device: torch.device, dtype: torch.dtype, where: str
 ) -> tuple[Target, MtpHead | None]:
-    load_policy(variant.precision.policy)
+    policy = load_policy(variant.precision.policy, shipped=spec.shipped)
     if variant.model.weights == "random":
         return random_target(spec, seed=variant.model.seed, device=device, dtype=dtype), None
     if spec.name != "nano":
         raise InputError(f"{where}: model.weights: only 'nano' ships trained weights", hint="use weights = 'random'")
-    if variant.precision.policy != "mxfp4-experts":
-        raise InputError(f"{where}: precision.policy: the trained nano is stored as 'mxfp4-experts'")
+    if policy.name != spec.shipped:
+        raise InputError(f"{where}: precision.policy: the trained nano is stored as {spec.shipped!r}")
     return load_target(spec, shipped_folder(), device=device, dtype=dtype)
 
 
@@ -116,7 +116,9 @@ def _drafter(variant: Variant, target: Target, mtp: MtpHead | None, capacity: in
             return MtpDrafter(target, mtp, depth=settings.depth, capacity=capacity)
         case "dflash":
             if variant.model.weights != "trained":
-                raise InputError(f"{where}: drafter.kind: 'dflash' needs trained weights", hint="use kind = 'simulated'")
+                raise InputError(
+                    f"{where}: drafter.kind: 'dflash' needs trained weights", hint="use kind = 'simulated'"
+                )
             model = load_dflash(target.spec, shipped_folder(), device=target.device, dtype=target.dtype)
             return DFlashDrafter(target, model, depth=settings.depth)
 
@@ -128,14 +130,15 @@ def _acceptance(variant: Variant) -> SimulatedAcceptance:
 
 
 def _prompts(variant: Variant, spec: ModelSpec) -> list[TokenPrompt]:
-    limit = min(variant.prompts.max_prompt_tokens, spec.max_positions - variant.prompts.new_tokens - variant.drafter.width)
+    room = spec.max_positions - variant.prompts.new_tokens - variant.drafter.width
+    limit = min(variant.prompts.max_prompt_tokens, room)
     if limit < 1:
         raise InputError(
             f"variant {variant.name!r}: prompts.new_tokens: {variant.prompts.new_tokens} leave no room for a prompt "
             f"in {spec.name}'s {spec.max_positions} positions"
         )
     rows = read_prompts(variant.prompts_path, variant.prompts.count)
-    if spec.name == "nano":
+    if variant.model.weights == "trained":
         tokenizer = load_tokenizer(shipped_folder())
         return [TokenPrompt(row.id, tokenizer.encode(row.text).ids[-limit:]) for row in rows]
     # Random weights read random tokens: the text's only use is its length, one token for every three bytes.
@@ -151,4 +154,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{path}: no tokenizer here")
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more precise
+        raise InputError(f"{path}: not a readable tokenizer ({error})") from None

@@ -56,26 +56,31 @@ def read(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             raw = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: weights not found; use model.weights = 'random' or train them") from error
-    except SafetensorError as error:
-        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+    except FileNotFoundError:
+        raise InputError(f"{path}: weights not found", hint="use model.weights = 'random', or train them") from None
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: not a readable safetensors file ({error})") from None
     tensors: dict[str, Tensor] = {}
     for name, tensor in raw.items():
-        if name.endswith(".blocks"):
-            stem = name.removesuffix(".blocks")
-            tensors[stem] = dequantize(MxFp4(tensor, raw[f"{stem}.scales"]))
-        elif not name.endswith(".scales"):
+        stem, _, part = name.rpartition(".")
+        if part not in ("blocks", "scales"):
             tensors[name] = tensor
+        elif f"{stem}.blocks" not in raw or f"{stem}.scales" not in raw:
+            raise InputError(f"{path}: {name}: blocks and scales come in pairs, the other one is missing")
+        elif part == "blocks":
+            try:
+                tensors[stem] = dequantize(MxFp4(tensor, raw[f"{stem}.scales"]))
+            except InputError as error:
+                raise InputError(f"{path}: {stem}: {error.message}") from None
     return tensors
 
 
 def _fill(module: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     try:
         module.load_state_dict(tensors)
-    except RuntimeError as error:
-        reason = str(error).splitlines()
-        raise InputError(f"{path}: weights do not fit the model: {(reason[1] if len(reason) > 1 else reason[0]).strip()}") from error
+    except RuntimeError as error:  # one line that names the module, then one a mistake
+        reason = (str(error).splitlines() * 2)[1].strip()
+        raise InputError(f"{path}: weights do not fit the model: {reason[:300]}") from None
 
 
 def load_target(spec: ModelSpec, folder: Path, *, device: torch.device, dtype: torch.dtype) -> tuple[Target, MtpHead]:
@@ -98,7 +103,7 @@ def load_dflash(spec: ModelSpec, folder: Path, *, device: torch.device, dtype: t
 
 @torch.no_grad()
 def random_target(spec: ModelSpec, *, seed: int, device: torch.device, dtype: torch.dtype) -> Target:
-    """Return a target with normal weights of standard deviation 1/sqrt(fan-in), so that activations stay of order one."""
+    """Return a target with normal weights of standard deviation 1/sqrt(fan-in): activations stay of order one."""
     with torch.device("meta"):
         target = Target(spec)
     target = target.to(dtype).to_empty(device=device).eval()

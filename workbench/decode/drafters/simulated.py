@@ -44,7 +44,8 @@ class SimulatedAcceptance:
     """Keeps a number of drafts with mean ``accept_length`` - 1, whatever they are.
 
     ``fixed`` alternates between the two integers around the mean; ``multinomial`` keeps each draft with one
-    probability, chosen so that the mean of the accepted prefix is right, and stops at the first that falls.
+    probability, chosen so that the mean of the accepted prefix is right, and stops at the first that falls. Both hold
+    for steps that draft the full ``depth``; a step that is cut short by the end of its sequence keeps what it can.
     """
 
     def __init__(self, accept_length: float, depth: int, pattern: Pattern, *, seed: int = 0) -> None:
@@ -57,9 +58,10 @@ class SimulatedAcceptance:
         """Return how many of ``drafted`` tokens are kept, 0 to ``drafted``."""
         if self._pattern == "fixed":
             self._owed += self._mean
-            kept = min(drafted, int(self._owed + 1e-9))
+            kept = int(self._owed + 1e-9)
+            # What a short step could not keep is not made up for: only the fraction is carried on.
             self._owed -= kept
-            return kept
+            return min(drafted, kept)
         for kept in range(drafted):
             if self._random.random() >= self._chance:
                 return kept
