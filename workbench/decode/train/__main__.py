@@ -5,6 +5,7 @@ corpus → target (with MTP head) → text → drafter → ship. Every stage rea
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from workbench.decode.train.held_out import write_prompts
 from workbench.decode.train.target import TargetWithMtp, initialize, train_target
 from workbench.decode.train.tokenizer import train_tokenizer
 from workbench.decode.weights import load_target, pack, save
-from workbench.errors import InputError
+from workbench.errors import InputError, WorkbenchError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
@@ -93,7 +94,14 @@ def text(
     """Let the target continue training-set prompts; writes WORK/text.npy for self-distillation."""
     target, _ = load_target(load_preset("nano"), work, device=torch.device(device), dtype=_dtype(device))
     generate(
-        target, _corpus(work), work / "text.npy", sequences=sequences, length=length, prompt=prompt, batch=batch, seed=seed
+        target,
+        _corpus(work),
+        work / "text.npy",
+        sequences=sequences,
+        length=length,
+        prompt=prompt,
+        batch=batch,
+        seed=seed,
     )
 
 
@@ -116,7 +124,16 @@ def drafter(
     initialize(model)
     model.to(device)
     train_drafter(
-        model, frozen, work / "text.npy", work, steps=steps, minutes=minutes, batch=batch, anchors=anchors, rate=rate, seed=seed
+        model,
+        frozen,
+        work / "text.npy",
+        work,
+        steps=steps,
+        minutes=minutes,
+        batch=batch,
+        anchors=anchors,
+        rate=rate,
+        seed=seed,
     )
     save(work / "dflash.safetensors", pack(model, "up"), dflash=spec.dflash.model_dump() if spec.dflash else None)
 
@@ -160,5 +177,14 @@ def _dtype(device: str) -> torch.dtype:
     return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 
+def main() -> None:
+    """Run a stage; what the user can mend is one line on standard error."""
+    try:
+        app()
+    except WorkbenchError as error:
+        print(f"train: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
 if __name__ == "__main__":
-    app()
+    main()

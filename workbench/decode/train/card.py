@@ -51,8 +51,11 @@ def measure_acceptance(folder: Path, prompts: Sequence[Prompt], temperatures: Se
             engine = EagerEngine(target, drafter, SamplingRule(temperature), capacity=CAPACITY, end_token=0)
             kept: list[int] = []
             for prompt in prompts:
-                steps = engine.decode(tokenizer.encode(prompt.text).ids, NEW_TOKENS, SequenceRecord(0))
-                kept += [len(step.tokens) - 1 for step in steps if step.drafted in (0, drafter.max_draft)]
+                tokens = tokenizer.encode(prompt.text).ids
+                # The last context behind which a full draft and the bonus token were still asked for.
+                last = len(tokens) + NEW_TOKENS - drafter.max_draft - 2
+                steps = engine.decode(tokens, NEW_TOKENS, SequenceRecord(len(tokens)))
+                kept += [len(step.tokens) - 1 for step in steps if step.context <= last]
             survival = tuple(sum(count >= at for count in kept) / len(kept) for at in range(1, drafter.max_draft + 1))
             length = 1 + sum(kept) / len(kept)
             yield Acceptance(drafter.name, drafter.max_draft, temperature, length, survival, len(kept))
@@ -66,42 +69,45 @@ def render_card(folder: Path, acceptance: Sequence[Acceptance]) -> str:
     sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
     moe, dflash = spec.moe, spec.dflash
     assert moe is not None and dflash is not None  # noqa: S101, PT018 - nano has both
+    full = ", ".join(str(at) for at, mixer in enumerate(spec.mixers) if mixer == "full")
+    train, held_out = corpus["train"], corpus["held_out"]
+    last = target[-1]
     lines = [
         "# nano: a small model that is real",
         "",
-        "Made for the decode workbench, so that acceptance, routing and quantisation are measured and not simulated. It",
-        "writes plausible Python and knows nothing; do not use it for anything but exercising a decoder.",
+        "Made for the decode workbench, so that acceptance, routing and quantisation are measured and not simulated.",
+        "It writes plausible Python and knows nothing; do not use it for anything but exercising a decoder.",
         "",
-        f"- **Target**: {spec.layers} layers, hidden {spec.hidden}, {moe.experts} experts top-{moe.top_k} of width {moe.inter},",
-        f"  grouped-query attention, sliding window {spec.window} except in layers "
-        f"{', '.join(str(at) for at, mixer in enumerate(spec.mixers) if mixer == 'full')}, vocabulary {spec.vocab}, tied head.",
-        "- **Experts in MXFP4** (scale rounding `up`), simulated in the forward pass during training with a straight-through",
-        "  backward; attention with its output projection, norms, embeddings, router and head stay in BF16.",
+        f"- **Target**: {spec.layers} layers, hidden {spec.hidden}, {moe.experts} experts top-{moe.top_k} of width",
+        f"  {moe.inter}, grouped-query attention, sliding window {spec.window} except in layers {full}, vocabulary",
+        f"  {spec.vocab}, tied head.",
+        "- **Experts in MXFP4** (scale rounding `up`), simulated in the forward pass during training with a",
+        "  straight-through backward; attention with its output projection, norms, embeddings, router and head stay in",
+        "  BF16.",
         "- **MTP head**: one layer, trained with the target, iterated for depth.",
-        f"- **DFlash drafter**: {dflash.layers} layers, block {dflash.block}, window {dflash.window}, features of target layers "
-        f"{', '.join(map(str, dflash.taps))};",
-        "  trained with Muon on text the target wrote.",
+        f"- **DFlash drafter**: {dflash.layers} layers, block {dflash.block}, window {dflash.window}, features of",
+        f"  target layers {', '.join(map(str, dflash.taps))}; trained with Muon on text the target wrote.",
         f"- **Files**: {', '.join(f'`{name}` {size / 1e6:.2f} MB' for name, size in sizes.items())}.",
-        f"- **Corpus**: {corpus['source']}, licence {corpus['licence']} (LICENSE-PSF.txt): "
-        f"{corpus['train']['tokens']:,} training tokens of {corpus['train']['documents']} documents;",
-        f"  {corpus['held_out']['documents']} documents ({corpus['held_out']['tokens']:,} tokens) chosen by a hash of their name are held out.",
+        f"- **Corpus**: {corpus['source']}, licence {corpus['licence']} (LICENSE-PSF.txt): {train['tokens']:,}",
+        f"  training tokens of {train['documents']} documents; {held_out['documents']} documents",
+        f"  ({held_out['tokens']:,} tokens) chosen by a hash of their name are held out.",
         "",
         "## Loss",
         "",
-        f"Nats per token over {target[-1]['step']} steps of 64 x 512 tokens; final held-out loss {target[-1]['held_out']:.2f}, by MTP",
-        f"depth {', '.join(f'{loss:.2f}' for loss in target[-1]['held_out_mtp'])}.",
+        f"Nats per token over {last['step']} steps of 64 x 512 tokens; final held-out loss {last['held_out']:.2f}, by",
+        f"MTP depth {', '.join(f'{loss:.2f}' for loss in last['held_out_mtp'])}.",
         "",
         *_chart("Target: training and held-out loss", target, {"train": "train", "held_out": "held_out"}, "nats"),
         "",
-        f"Share of drafted tokens that equal the target's argmax, at block positions 1 and 3, over {drafter[-1]['step']} steps",
-        "(on the training text; positions count without regard to the ones before them).",
+        "Share of drafted tokens that equal the target's argmax, at block positions 1 and 3, over",
+        f"{drafter[-1]['step']} steps (on the training text; positions count without regard to the ones before them).",
         "",
         *_chart("DFlash: agreement with the target", drafter, {"agree 1": "agree.0", "agree 3": "agree.2"}, "share"),
         "",
         "## Accept length",
         "",
-        f"Committed tokens per step, bonus token included; 16 held-out prompts, {NEW_TOKENS} new tokens each, CPU, float32,",
-        "measured by `python -m workbench.decode.train card`.",
+        f"Committed tokens per step, bonus token included; 16 held-out prompts, {NEW_TOKENS} new tokens each, CPU,",
+        "float32, measured by `python -m workbench.decode.train card`.",
         "",
         "| drafter | depth | temperature | accept length | survival by position | steps |",
         "|---|---|---|---|---|---|",
@@ -140,6 +146,5 @@ def _chart(title: str, log: list[dict[str, Any]], series: dict[str, str], unit: 
     lines = ["```mermaid", "xychart-beta", f'  title "{title} ({" / ".join(series)})"']
     lines.append(f'  x-axis "step" [{", ".join(str(row["step"]) for row in rows)}]')
     lines.append(f'  y-axis "{unit}"')
-    for key in series.values():
-        lines.append(f"  line [{', '.join(f'{value(row, key):.3f}' for row in rows)}]")
+    lines += [f"  line [{', '.join(f'{value(row, key):.3f}' for row in rows)}]" for key in series.values()]
     return [*lines, "```"]

@@ -71,6 +71,8 @@ def build(out: Path, tokenizer: Tokenizer, documents: list[Document]) -> dict[st
     """Tokenise into ``out``/train.npy and ``out``/held_out.npy (uint16) and return what they hold."""
     out.mkdir(parents=True, exist_ok=True)
     end = tokenizer.token_to_id(END)
+    if end is None:
+        raise InputError(f"tokenizer: has no token {END!r}; train it with this package")
     facts: dict[str, object] = {
         "source": f"CPython {platform.python_version()} standard library and language reference topics",
         "licence": "PSF-2.0",

@@ -10,9 +10,13 @@ from torch.nn import functional as F
 from workbench.decode.dflash import DFlashModel
 from workbench.decode.model import Target
 from workbench.decode.train.loop import Budget, Trainer, progress_bar
+from workbench.errors import InputError
 
 DECAY = 4.0
 """Position i of a block weighs exp(-(i - 1) / DECAY): a late position counts only if all before it were right."""
+
+LEAST_CONTEXT = 8
+"""Positions before the first anchor."""
 
 
 def block_mask(anchors: Tensor, context: int, window: int, block: int) -> Tensor:
@@ -74,6 +78,9 @@ def train_drafter(
     """Train on generated ``text`` until the budget is used; the target stays frozen."""
     device = target.device
     rows = torch.from_numpy(np.load(text).astype(np.int32)).to(device)
+    length, block = rows.shape[1], drafter.shape.block
+    if length <= LEAST_CONTEXT + block:
+        raise InputError(f"{text}: rows of {length} tokens are too short for a block of {block}; raise --length")
     target.requires_grad_(False)
 
     def compute(tokens: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
@@ -85,13 +92,12 @@ def train_drafter(
     trainer = Trainer(drafter, compute, rate=rate, budget=Budget(steps, minutes), folder=folder, name="dflash")
     trainer.resume()
     generator = torch.Generator(device="cpu")
-    length, block = rows.shape[1], drafter.shape.block
     with progress_bar(["loss", "agree"]) as bar:
         task = bar.add_task("dflash", total=steps, completed=trainer.step, loss="-", agree="-")
         while (used := trainer.budget.progress(trainer.step)) < 1:
             generator.manual_seed(seed + trainer.step)
             tokens = rows[torch.randint(len(rows), (batch,), generator=generator).to(device)].long()
-            chosen = torch.randint(8, length - block, (batch, anchors), generator=generator).to(device)
+            chosen = torch.randint(LEAST_CONTEXT, length - block, (batch, anchors), generator=generator).to(device)
             loss, agree = trainer.update(tokens, chosen)
             if trainer.step % 100 == 0 or trainer.budget.progress(trainer.step) >= 1:
                 trainer.log(train=loss.item(), agree=agree.tolist(), progress=used)

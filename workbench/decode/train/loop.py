@@ -11,17 +11,20 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from workbench.decode.train.muon import Muon, split_parameters
+from workbench.errors import InputError
 
 Compute = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(slots=True)
 class Budget:
-    """Training stops at ``steps``, or earlier so as to finish within ``minutes``; the schedule follows whichever is ahead."""
+    """Training stops at ``steps``, or earlier to finish within ``minutes``; the schedule follows whichever is ahead."""
 
     steps: int
     minutes: float = float("inf")
@@ -38,15 +41,17 @@ def learning_rate(progress: float, step: int, warmup: int = 50) -> float:
 
 
 class Batches:
-    """Random crops of a token stream, as int64 [batch, length] on ``device``; the generator's state resumes."""
+    """Random crops of a token stream, as int64 [batch, length] on ``device``. Seed ``generator`` anew to resume."""
 
     def __init__(self, path: Path, length: int, batch: int, device: torch.device, seed: int) -> None:
         self.tokens = torch.from_numpy(np.load(path).astype(np.int32)).to(device)
+        if len(self.tokens) < length:
+            raise InputError(f"{path}: {len(self.tokens)} tokens are fewer than one crop of {length}; lower --length")
         self.length, self.batch = length, batch
         self.generator = torch.Generator(device="cpu").manual_seed(seed)
 
     def __next__(self) -> Tensor:
-        starts = torch.randint(len(self.tokens) - self.length, (self.batch,), generator=self.generator)
+        starts = torch.randint(len(self.tokens) - self.length + 1, (self.batch,), generator=self.generator)
         index = starts.to(self.tokens.device)[:, None] + torch.arange(self.length, device=self.tokens.device)
         return self.tokens[index].long()
 
@@ -74,7 +79,7 @@ class Trainer:
             AdamW(rest, lr=self.lr, betas=(0.9, 0.95), capturable=capturable),
         ]
         self.module, self.compute, self.rate, self.budget = module, compute, rate, budget
-        self.checkpoint = folder / f"{name}.checkpoint.pt"
+        self.checkpoint = folder / f"{name}.checkpoint.safetensors"
         self.log_path = folder / f"{name}.log.jsonl"
         self.step = 0
         self.step_count_here = 0
@@ -84,24 +89,39 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
 
     def resume(self) -> bool:
-        """Load the checkpoint if there is one; return whether there was."""
+        """Load the checkpoint if there is one; return whether there was. Log rows behind it are dropped."""
         if not self.checkpoint.exists():
             self.log_path.unlink(missing_ok=True)
             return False
-        state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
-        self.module.load_state_dict(state["module"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        try:
+            with safe_open(self.checkpoint, framework="pt") as file:
+                self.step = int(file.metadata()["step"])
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            self.module.load_state_dict(_below("module.", tensors))
+        except (RuntimeError, SafetensorError) as error:
+            reason = (str(error).splitlines() * 2)[1].strip()
+            raise InputError(f"{self.checkpoint}: does not fit ({reason[:300]}); delete it to start anew") from None
+        for number, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in _below(f"optimizer{number}.", tensors).items():
+                parameter, key = name.split(".")
+                state.setdefault(int(parameter), {})[key] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
             for group in optimizer.param_groups:
                 group["lr"] = self.lr
-        self.step = state["step"]
+        if self.log_path.exists():
+            lines = self.log_path.read_text().splitlines(keepends=True)
+            self.log_path.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
         return True
 
     def save(self) -> None:
         """Write the checkpoint beside the old one, then replace it."""
+        tensors = {f"module.{name}": tensor for name, tensor in self.module.state_dict().items()}
+        for number, optimizer in enumerate(self.optimizers):
+            for parameter, state in optimizer.state_dict()["state"].items():
+                tensors |= {f"optimizer{number}.{parameter}.{key}": tensor for key, tensor in state.items()}
         partial = self.checkpoint.with_suffix(".partial")
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
-        torch.save({"module": self.module.state_dict(), "optimizers": optimizers, "step": self.step}, partial)
+        save_file(tensors, partial, {"step": str(self.step)})
         partial.replace(self.checkpoint)
 
     def update(self, *batch: Tensor) -> tuple[Tensor, ...]:
@@ -143,10 +163,19 @@ class Trainer:
             file.write(json.dumps({"step": self.step, **row}) + "\n")
 
 
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def progress_bar(columns: Sequence[str]) -> Progress:
     """Return a progress bar on standard error with one text column per field named in ``columns``."""
     fields = [TextColumn(f"{name} {{task.fields[{name}]}}") for name in columns]
     console = Console(stderr=True)
     return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *fields, TimeRemainingColumn(), console=console
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *fields,
+        TimeRemainingColumn(),
+        console=console,
     )

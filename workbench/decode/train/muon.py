@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
     """Return ``update`` [..., rows, columns] with its singular values pushed towards 1, in its own dtype."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = update.bfloat16() if update.is_cuda else update.float()
+    x: Tensor = update.bfloat16() if update.is_cuda else update.float()
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -42,7 +42,9 @@ class Muon(Optimizer):
                 if parameter.grad is None:
                     continue
                 state: dict[str, Any] = self.state[parameter]
-                buffer = state.setdefault("momentum", torch.zeros_like(parameter))
+                if "momentum" not in state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                buffer: Tensor = state["momentum"]
                 buffer.lerp_(parameter.grad, 1 - group["momentum"])
                 update = orthogonalize(parameter.grad.lerp(buffer, group["momentum"]))
                 scale = 0.2 * max(parameter.shape[-2:]) ** 0.5

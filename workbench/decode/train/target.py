@@ -99,9 +99,7 @@ def train_target(
             _, main, depths, balance = trainer.update(next(train))
             if trainer.step % 100 == 0 or trainer.budget.progress(trainer.step) >= 1:
                 validation = evaluate(model, check)
-                trainer.log(
-                    train=main.item(), mtp=depths.tolist(), balance=balance.item(), progress=used, **validation
-                )
+                trainer.log(train=main.item(), mtp=depths.tolist(), balance=balance.item(), progress=used, **validation)
                 bar.update(task, loss=f"{main.item():.3f}", held_out=f"{validation['held_out']:.3f}")
             if trainer.step % 1000 == 0:
                 trainer.save()
