@@ -1,18 +1,19 @@
-"""Build, check and time the MXFP4 expert pass in one call: ``python3 -m workbench.kernels.mxfp4_bench``.
+"""Build, check and time the MXFP4 expert pass: ``python3 -m workbench.kernels.mxfp4_bench --seconds 70``.
 
-Prints a table last; writes every number to ``$OUT/mxfp4_bench.json`` where OUT is set. Times are of launches inside
-one CUDA graph over weights of several layers (together far larger than L2), launch gaps included: bytes / time is
-what a decode step would see.
+Prints each result as it comes and a table last; writes every number to ``$OUT/mxfp4_bench.json`` where OUT is set.
+Times are of launches inside one CUDA graph over weights of several layers (together far larger than L2), launch gaps
+included: bytes / time is what a decode step would see.
 """
 
+import argparse
 import ctypes
 import functools
 import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from workbench.kernels import mxfp4_cuda, mxfp4_tiles, nvrtc
+from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
 from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
 
 GPT_OSS = ExpertShape(2880, 2880, 128, 4, clamp=True, bias=True)
@@ -104,7 +106,7 @@ def check(
         runs[0].inter.fill_(float("nan"))
         for run in runs:
             run.run(x, ids, routing, weights, out)
-        torch.cuda.synchronize()
+        wait("check")
         for run in runs:
             run.check()
         outs.append(out)
@@ -152,7 +154,7 @@ def measure(replay: Callable[[], None], *, repeats: int = 15, warm: int = 3) -> 
         start.record()
         replay()
         end.record()
-        torch.cuda.synchronize()
+        wait("timing")
         times.append(start.elapsed_time(end) * 1e3)
     return times
 
@@ -232,7 +234,7 @@ def time_variant(
                 run.run(x, ids, routing, layers[index % len(layers)], out, overlap=overlap)
 
     step()
-    torch.cuda.synchronize()
+    wait("first step")
     for run in runs:
         run.check()
     graph = torch.cuda.CUDAGraph()
@@ -284,14 +286,82 @@ def variants() -> list[tuple[str, ExpertShape, int, dict[str, Any]]]:
     return rows
 
 
+Job = tuple[str, Callable[[], dict[str, Any]]]
+
+
+def _jobs(budget: Budget, report: dict[str, Any]) -> list[Job]:
+    """What is run, the most telling first: (kind, thunk) with kind ``check``, ``roof`` or ``time``."""
+    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    held: dict[ExpertShape, list[ExpertWeights]] = {}
+
+    def checked(shape: ExpertShape, tokens: int, **options: Any) -> Job:
+        return "check", lambda: check(shape, tokens, seed=tokens, **options)
+
+    def timed(name: str, shape: ExpertShape, tokens: int, options: dict[str, Any]) -> Job:
+        def run() -> dict[str, Any]:
+            if shape not in held:
+                held.clear()
+                torch.cuda.empty_cache()
+                held[shape] = random_layers(shape, 6, 48 if shape is QWEN else 24)
+            row = {"variant": name, **time_variant(shape, tokens, held[shape], **options)}
+            return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
+
+        return "time", run
+
+    rows = [timed(*row) for row in variants()]
+    first = [index for index, row in enumerate(variants()) if row[1] is GPT_OSS and row[2] == 1][:7]
+    rest = [index for index in range(len(rows)) if index not in first]
+    return [
+        checked(GPT_OSS, 1),
+        ("roof", read_roof),
+        *(rows[index] for index in first),
+        *(checked(GPT_OSS, tokens) for tokens in (2, 4, 8, 3)),
+        checked(GPT_OSS, 1, plan=mxfp4_cuda.with_options(base, ordered=False)),
+        *(rows[index] for index in rest if variants()[index][1] is GPT_OSS),
+        *(checked(shape, tokens) for shape in (GLM, GLM_RANK, QWEN) for tokens in (1, 4)),
+        checked(GPT_OSS, 1, plan=mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)),
+        checked(GPT_OSS, 2, split=True),
+        *(rows[index] for index in rest if variants()[index][1] is not GPT_OSS),
+    ]
+
+
+def compile_all() -> int:
+    """Compile every kernel the benchmark runs, several at a time; needs no GPU. Returns how many."""
+    jobs: list[Callable[[], nvrtc.Cubin]] = [
+        functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
+    ]
+
+    def add(shape: ExpertShape, tokens: int, experts: int, plan: Plan | None, split: bool = False) -> None:
+        small = ExpertShape(**{**asdict(shape), "experts": experts})
+        chosen = plan or mxfp4_cuda.make_plan(small, tokens)
+        phases: tuple[mxfp4_cuda.Phases, ...] = ("gate_up", "down") if split else ("both",)
+        jobs.extend(functools.partial(mxfp4_cuda.compile_pass, small, tokens, chosen, phase) for phase in phases)
+
+    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    for tokens in (1, 2, 3, 4, 8):
+        add(GPT_OSS, tokens, 12, None)
+    for plan in (mxfp4_cuda.with_options(base, ordered=False), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
+        add(GPT_OSS, 1, 12, plan)
+    add(GPT_OSS, 2, 12, None, split=True)
+    for shape in (GLM, GLM_RANK, QWEN):
+        for tokens in (1, 4):
+            add(shape, tokens, 12, None)
+    for _, shape, tokens, options in variants():
+        add(shape, tokens, 48 if shape is QWEN else 24, options.get("plan"), bool(options.get("split")))
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return len(list(pool.map(lambda job: job(), jobs)))
+
+
 def _print_table(report: dict[str, Any], failed: int) -> None:
-    roof = report["roof"]["best"] / 1e12
+    roof = report["roof"].get("best", float("nan")) / 1e12
     print(f"{report['device']}, torch {report['torch']}, {report['wall_s']:.0f} s; read roof {roof:.3f} TB/s")
-    print(f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass")
+    print(
+        f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass; not run: {report['not_run']} jobs"
+    )
     heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
     print(f"{'shape':14} {'T':>2} {'variant':26} {heads}")
     for row in report["timings"]:
-        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:26}"
+        head = f"{row.get('shape', '?'):14} {row.get('tokens', 0):2} {row.get('variant', '?'):26}"
         if "error" in row:
             print(f"{head} {row['error'][:90]}")
             continue
@@ -300,56 +370,51 @@ def _print_table(report: dict[str, Any], failed: int) -> None:
         print(f"{head} {row['distinct']:8.1f} {row['bytes'] / 1e6:6.1f} {rates} {static}")
 
 
-def main() -> int:
-    """Check, time, print; returns 1 if any check fails."""
-    begin = time.monotonic()
+def main(arguments: list[str] | None = None) -> int:
+    """Check, time, print; returns 1 if any check fails or the device hangs, 0 otherwise."""
+    parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.mxfp4_bench", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=70.0, help="stop starting jobs when this is used up")
+    parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
+    options = parser.parse_args(arguments)
+    if options.compile_only:
+        print(f"{compile_all()} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
+        return 0
+    budget = Budget(options.seconds)
     torch.manual_seed(1)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "checks": [],
         "timings": [],
+        "roof": {},
+        "not_run": 0,
     }
-    jobs: list[tuple[ExpertShape, int, Plan | None, bool]] = [(GPT_OSS, t, None, False) for t in (1, 2, 3, 4, 8)]
-    jobs += [
-        (GPT_OSS, 1, mxfp4_cuda.with_options(mxfp4_cuda.make_plan(GPT_OSS, 1), ordered=False), False),
-        (GPT_OSS, 1, mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9), False),
-        (GPT_OSS, 2, None, True),
-    ]
-    jobs += [(shape, t, None, False) for shape in (GLM, GLM_RANK, QWEN) for t in (1, 4)]
-    for shape, tokens, plan, split in jobs:
+    budget.note(f"{report['device']}, torch {report['torch']}")
+    budget.note(f"{compile_all()} kernels compiled")
+    failed, hung = 0, False
+    jobs = _jobs(budget, report)
+    for done, (kind, job) in enumerate(jobs):
+        if budget.left < 2 or hung:
+            report["not_run"] = len(jobs) - done
+            break
         try:
-            row = check(shape, tokens, plan, seed=tokens, split=split)
-        except Exception as error:  # a failed check must not hide the others
-            row = {"shape": NAMES[shape], "tokens": tokens, "ok": False, "error": f"{type(error).__name__}: {error}"}
-        report["checks"].append(row)
-        print("check", json.dumps(row), flush=True)
-    report["check_s"] = time.monotonic() - begin
-    failed = sum(not row["ok"] for row in report["checks"])
-    roof = read_roof()
-    report["roof"] = roof
-    torch.cuda.empty_cache()
-    held: tuple[ExpertShape | None, list[ExpertWeights]] = (None, [])
-    for name, shape, tokens, options in variants():
-        try:
-            if held[0] != shape:
-                held = (None, [])
-                torch.cuda.empty_cache()
-                held = (shape, random_layers(shape, 6, 48 if shape is QWEN else 24))
-            row = {"variant": name, **time_variant(shape, tokens, held[1], **options)}
-            row["share_of_roof"] = row["bytes_per_s"] / roof["best"]
-        except Exception as error:
-            row = {
-                "variant": name,
-                "shape": NAMES[shape],
-                "tokens": tokens,
-                "error": f"{type(error).__name__}: {error}",
-            }
-        report["timings"].append(row)
-    report["wall_s"] = time.monotonic() - begin
-    if os.environ.get("OUT"):
-        Path(os.environ["OUT"], "mxfp4_bench.json").write_text(json.dumps(report, indent=1))
+            row = job()
+        except DeviceHangError as error:
+            row, hung = {"ok": False, "error": str(error)}, True
+        except Exception as error:  # one failure must not hide the others
+            row = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        failed += kind == "check" and not row["ok"]
+        if kind == "roof" and "best" in row:
+            report["roof"] = row
+        elif kind != "roof":
+            report["checks" if kind == "check" else "timings"].append(row)
+        budget.note(f"{kind} {json.dumps({k: v for k, v in row.items() if k not in ('plan', 'rows')})}")
+        report["wall_s"] = budget.elapsed
+        save(report, "mxfp4_bench.json")
     _print_table(report, failed)
+    if hung:
+        leave(1)
+    budget.finish()
     return 1 if failed else 0
 
 

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,35 +141,65 @@ def _compile(source: str, name: str, options: Sequence[str]) -> tuple[bytes, str
         lib.nvrtcDestroyProgram(ctypes.byref(program))
 
 
+def _digest(parts: Sequence[str]) -> str:
+    key = hashlib.sha256()
+    for part in parts:
+        key.update(struct.pack("<q", len(part)))
+        key.update(part.encode())
+    return key.hexdigest()[:32]
+
+
+def _read(path: Path) -> tuple[bytes, str] | None:
+    image, log = path.with_name(f"{path.name}.cubin"), path.with_name(f"{path.name}.log")
+    return (image.read_bytes(), log.read_text()) if image.exists() and log.exists() else None
+
+
+def _write(path: Path, image: bytes, log: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for suffix, data in (("log", log.encode()), ("cubin", image)):
+        partial = path.with_name(f"{path.name}.{suffix}.{os.getpid()}.{threading.get_ident()}")
+        partial.write_bytes(data)
+        partial.replace(path.with_name(f"{path.name}.{suffix}"))
+
+
 def compile_kernel(
     file: str, kernel: str, macros: Mapping[str, Macro], *, arch: str = "sm_90a", options: Sequence[str] = ()
 ) -> Cubin:
     """Compile ``kernels/cuda/<file>`` for ``arch`` with ``macros`` defined; the cubin is kept by a hash of all that
     went in.
 
+    ``WORKBENCH_CUBINS`` names a folder of cubins built elsewhere from the same sources and macros (``export``): what
+    is found there needs no NVRTC.
+
     Raises InputError with the compiler's first error line, UnfitError where NVRTC is missing.
     """
     source = (SOURCES / file).read_text()
     flags = [f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", "-default-device", *options]
     flags += [f"-D{name}={_macro(value)}" for name, value in sorted(macros.items())]
-    lib = nvrtc_library()
-    key = hashlib.sha256()
-    for part in [source, *(path.read_text() for path in _headers()), repr(flags), repr(_version(lib))]:
-        key.update(struct.pack("<q", len(part)))
-        key.update(part.encode())
-    path = cache_folder() / f"{Path(file).stem}-{key.hexdigest()[:32]}"
-    image_path, log_path = path.with_suffix(".cubin"), path.with_suffix(".log")
-    if image_path.exists() and log_path.exists():
-        image, log = image_path.read_bytes(), log_path.read_text()
-    else:
-        image, log = _compile(source, file, flags)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target, data in ((log_path, log.encode()), (image_path, image)):
-            partial = target.with_suffix(f"{target.suffix}.{os.getpid()}")
-            partial.write_bytes(data)
-            partial.replace(target)
+    name = f"{Path(file).stem}-{_digest([source, *(path.read_text() for path in _headers()), repr(flags)])}"
+    ready = os.environ.get("WORKBENCH_CUBINS")
+    found = _read(Path(ready) / name) if ready else None
+    if found is None:
+        path = cache_folder() / f"{name}-{'.'.join(map(str, _version(nvrtc_library())))}"
+        found = _read(path)
+        if found is None:
+            found = _compile(source, file, flags)
+            _write(path, *found)
+    image, log = found
     registers, spill, stack, smem = _parse_log(log)
     return Cubin(kernel, image, arch, registers, spill, stack, smem, log)
+
+
+def export(folder: Path) -> int:
+    """Copy every cubin of the cache to ``folder`` under the names that ``WORKBENCH_CUBINS`` looks for; return how
+    many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = f"-{'.'.join(map(str, _version(nvrtc_library())))}"
+    count = 0
+    for path in sorted(cache_folder().glob(f"*{suffix}.*")):
+        (folder / path.name.replace(f"{suffix}.", ".")).write_bytes(path.read_bytes())
+        count += path.suffix == ".cubin"
+    return count
 
 
 class _Dim(ctypes.Structure):

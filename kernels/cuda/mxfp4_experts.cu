@@ -12,6 +12,12 @@
 //   ACT LIMIT ALPHA HAS_BIAS       0 silu(g) u; 1 gpt-oss clamped (g sigmoid(ALPHA g) (u + 1), both clamped at LIMIT)
 //   COMBINE                        0 ordered sum by the last CTA to arrive (deterministic); 1 float atomics
 //   PROBE                          0 off; 1 stream only (no arithmetic, wrong results: what the copy pipeline alone takes)
+//
+// Spills on sm_90. gpt-oss, Qwen3 and one or two tokens of every shape: none. GLM-5.2 (hidden 6144) at four and eight tokens stores
+// 24 and 56 bytes a thread, its TP8 slice at eight 24: a warp keeps its K slice of the activation in registers, 7 units of 64
+// columns = 56 of them, beside 16 of weights and two accumulators, and 16 warps leave a thread 128. A longer split along K would
+// need more warps, so fewer registers each. By the disassembly, what goes to local memory are temporaries of the activation load
+// (once a phase) and loop counters (a few accesses a row tile), nothing between the MMAs.
 #include "mxfp4.cuh"
 
 #ifndef PROBE
@@ -211,7 +217,8 @@ __device__ __forceinline__ void list_slots(Shared& sh, const int* ids, const flo
       atomicOr(error, 2u);
       id = 0;
     }
-    bool first = i < kChoices && __ffs(__match_any_sync(0xffffffffu, id)) - 1 == lane;
+    const u32 same = __match_any_sync(0xffffffffu, id);  // outside any condition: every lane of the mask has to come by
+    bool first = i < kChoices && __ffs(same) - 1 == lane;
     for (int s = 0; s < slots && base > 0; ++s) first = first && sh.slot_expert[s] != id;
     const u32 firsts = __ballot_sync(0xffffffffu, first);
     if (first) sh.slot_expert[slots + __popc(firsts & ((1u << lane) - 1u))] = id;
@@ -238,7 +245,7 @@ __device__ __forceinline__ void list_slots(Shared& sh, const int* ids, const flo
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
 mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate_up, const u8* down, const u16* gate_up_bias,
               const u16* down_bias, u16* inter, float* parts, u32* counters, float* out, u32* error) {
-  extern __shared__ __align__(128) u8 dynamic[];
+  u8* dynamic = ptx::dynamic_shared();
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * STAGE_BYTES);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const u32 grid = gridDim.x, cta = blockIdx.x;

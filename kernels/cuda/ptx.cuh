@@ -44,6 +44,16 @@ __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u
       : "memory");
 }
 
+// Asks L2 for a range (16-byte aligned, a multiple of 16 bytes); nothing waits for it.
+__device__ __forceinline__ void bulk_prefetch_l2(const void* src, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+__device__ __forceinline__ u8* dynamic_shared() {
+  extern __shared__ __align__(128) u8 dynamic[];
+  return dynamic;
+}
+
 // --- memory order -------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 add_release(u32* address, u32 value) {
@@ -80,6 +90,11 @@ __device__ __forceinline__ uint4 lds128(u32 address) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ uint2 lds64(u32 address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+  return v;
+}
 __device__ __forceinline__ u32 lds32(u32 address) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
@@ -94,6 +109,11 @@ __device__ __forceinline__ uint4 ldg128_l2(const void* address) {
 __device__ __forceinline__ float ldg_l2(const float* address) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float2 ldg64_l2(const float* address) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
   return v;
 }
 __device__ __forceinline__ void red_add(float* address, float value) {
@@ -120,6 +140,12 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bf16(float (&c)[4], const uint4& a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 }  // namespace ptx
