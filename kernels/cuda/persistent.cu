@@ -1,0 +1,1094 @@
+// One decode step of a whole GQA mixture-of-experts model in one launch, one token: embedding row to argmax.
+//
+// One CTA a multiprocessor, all co-resident. In each CTA one producer lane streams the CTA's fixed share of every weight of the
+// step, in order, through one ring of shared-memory stages (bulk copies); the consumer warps follow it phase by phase. A layer is
+// five phases with a grid barrier after each: QKV | attention | output projection | gate-up | down. The producer takes no part in
+// the barriers: while consumers exchange activations the ring fills with what comes next. It has to wait in one place only, for
+// the router's choice of experts; from the moment the ring is full of output-projection weights until then it asks L2 for the next
+// layer's QKV weights (or the head's), so that memory does not idle there either.
+//
+// No phase exchanges more than activations:
+//   - every CTA keeps the whole residual (fp32) and adds the parts that others wrote, in one fixed order: all copies are equal bit
+//     for bit, nothing is broadcast, and results do not depend on timing;
+//   - a row tile that two CTAs share is written as two parts, which the reader adds (no atomics, no second pass);
+//   - the router is linear up to the RMS factor, so each CTA multiplies the rows of the residual it has just computed with their
+//     router columns before the barrier: no router phase. Every CTA then picks the same experts from the same sums;
+//   - keys and values of past positions come through the ring too; the current token and the sink start the online softmax.
+//
+// Arithmetic: bf16 weights by mma.m16n8k16 on fp32 activations split into two bf16 numbers (16 bits kept); MXFP4 weights exact in fp16
+// against fp16 activations (mxfp4.cuh); fp32 sums; keys and values rounded to bf16.
+//
+//   LAYERS HIDDEN HEADS KV_HEADS HEAD_DIM EXPERTS TOPK INTER VOCAB   shape (one token; layouts in kernels/persistent_layout.py)
+//   EPS LIMIT ALPHA                 RMSNorm epsilon; gpt-oss activation (g sigmoid(ALPHA g) (u + 1), clamped at LIMIT)
+//   INTER_SCALE                     power of two under which the activation between gate-up and down fits fp16
+//   GRID WARPS STAGES STAGE_UNITS   CTAs, consumer warps, ring depth, 512-byte units a stage (three for each warp)
+//   PIECES                          row tiles a CTA sums at once
+//   SPLIT_POSITIONS                 cached positions one attention task takes before there is a second split
+//   PREFETCH_BYTES                  of the next bf16 matrix, a CTA asks L2 for while it waits for the router (0: off)
+//   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
+//   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "mxfp4.cuh"
+
+#ifndef WATCHDOG_NS
+#define WATCHDOG_NS 200000000ull
+#endif
+
+namespace {
+
+constexpr int kConsumers = WARPS * 32;
+constexpr int kConsumerBarrier = 1;
+constexpr int kGroup = HEADS / KV_HEADS;
+constexpr int kQueryRows = HEADS * HEAD_DIM;
+constexpr int kQkvRows = kQueryRows + 2 * KV_HEADS * HEAD_DIM;
+constexpr int kHiddenSteps = HIDDEN / 16;
+constexpr int kHiddenUnits = HIDDEN / 64;
+constexpr int kInterUnits = INTER / 64;
+constexpr u32 kQkvTiles = kQkvRows / 16;
+constexpr u32 kOutTiles = HIDDEN / 16;
+constexpr int kOutSteps = kQueryRows / 16;
+constexpr u32 kGateUpTiles = INTER / 8;
+constexpr u32 kHeadTiles = VOCAB / 16;
+constexpr u32 kStageBytes = STAGE_UNITS * mxfp4::kUnitBytes;
+constexpr int kStepBytes = 512;  // 16 rows x 16 columns of bf16
+constexpr int kPerWarp = (STAGE_UNITS + WARPS - 1) / WARPS;
+constexpr int kStagePositions = kStageBytes / (4 * HEAD_DIM) < 64 ? (int)(kStageBytes / (4 * HEAD_DIM)) : 64;
+constexpr int kMaxSplits = GRID / KV_HEADS > 0 ? GRID / KV_HEADS : 1;
+constexpr int kPartialFloats = kGroup * (HEAD_DIM + 2);  // of one attention split: sums, then (maximum, denominator) of each head
+constexpr int kVectorBytes = 2 * (HIDDEN > kQueryRows ? HIDDEN : kQueryRows);
+constexpr int kActBytes = 2 * kVectorBytes > 2 * TOPK * INTER ? 2 * kVectorBytes : 2 * TOPK * INTER;
+constexpr int kPartFloats = PIECES * WARPS * 16;
+constexpr int kPairs = (HIDDEN / 2 + kConsumers - 1) / kConsumers;  // element pairs of the residual a thread owns
+constexpr int kRouterLanes = (EXPERTS + 31) / 32;
+constexpr int kOutPieces = (kOutTiles + GRID - 1) / GRID + 1;
+constexpr int kRouterRows = (kOutPieces * 16 + WARPS - 1) / WARPS;
+constexpr int kItems = (PIECES * 16 + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
+constexpr float kNone = -1e30f;
+
+static_assert(kPerWarp <= 4, "a warp's units of one stage are the eight columns of one MMA");
+static_assert(kGroup <= WARPS, "a warp for each query head of a KV head");
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "lanes hold two or four dimensions");
+static_assert((kOutTiles * TOPK + GRID - 1) / GRID + 1 <= PIECES && TOPK <= PIECES, "one sum over all experts of a row tile");
+static_assert(WARPS * EXPERTS <= kPartFloats && kOutPieces <= PIECES, "sums of the router reuse the parts");
+static_assert(kGroup * (HEAD_DIM + kStagePositions) + 2 * HEAD_DIM <= kPartFloats, "queries and scores reuse the parts");
+
+struct Shared {
+  u64 full[STAGES];
+  u64 empty[STAGES];
+  u64 routed;
+  u32 low[5], high[5];  // this CTA's share of QKV, output projection, gate-up, down, head
+  int expert[TOPK];
+  float weight[TOPK];
+  float sums[WARPS], peaks[WARPS];
+  int token, position, is_last, dead;
+  alignas(16) u8 zero[16];
+  alignas(16) float rows[PIECES * 16];
+  alignas(16) float residual[HIDDEN];
+  alignas(16) u8 act[kActBytes];  // the phase's activation: bf16 high then low vector, or fp16
+  alignas(16) float part[kPartFloats];
+};
+
+enum Phase { kQkv, kAttention, kOut, kGateUp, kDown, kPhases };
+enum Matrix { kQkvShare, kOutShare, kGateUpShare, kDownShare, kHeadShare };
+
+struct Ring {
+  u32 base, full, empty;
+  u32 stage, parity;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
+  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
+  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
+};
+
+// Contiguous shares, counted in units; within a tile only where there is a tile or more for each CTA, so that a tile never has
+// more than two owners.
+__device__ __forceinline__ void share(Shared& sh, int which, u32 tiles, u32 per_tile, bool whole) {
+  const u64 cta = blockIdx.x;
+  if (whole || tiles < GRID) {
+    sh.low[which] = (u32)(cta * tiles / GRID) * per_tile;
+    sh.high[which] = (u32)((cta + 1) * tiles / GRID) * per_tile;
+  } else {
+    sh.low[which] = (u32)(cta * tiles * per_tile / GRID);
+    sh.high[which] = (u32)((cta + 1) * tiles * per_tile / GRID);
+  }
+}
+
+__device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+
+// --- the attention tasks of a layer ---------------------------------------------------------------------------
+
+struct Attention {
+  int first, cached, splits, per_split;  // cached positions [first, first + cached), dealt to splits
+  __device__ __forceinline__ Attention(int position, int window) {
+    first = window > 0 && position + 1 > window ? position + 1 - window : 0;
+    cached = position - first;
+    splits = min(max((cached + SPLIT_POSITIONS - 1) / SPLIT_POSITIONS, 1), kMaxSplits);
+    per_split = (cached + splits - 1) / splits;
+  }
+  __device__ __forceinline__ int begin(int split) const { return min(split * per_split, cached); }
+  __device__ __forceinline__ int end(int split) const { return min((split + 1) * per_split, cached); }
+};
+
+// --- the producer ---------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 acquire_stage(const Ring& ring, u32 bytes) {
+  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
+  ptx::mbar_expect(ring.full_bar(), bytes);
+  return ring.address();
+}
+
+// bf16 tiles lie one after another, steps within them too: a share is one contiguous range.
+template <int STEPS, typename After>
+__device__ __forceinline__ void stream_bf16(Ring& ring, u32 low, u32 high, const u8* matrix, u64 policy, After after) {
+  for (u32 at = low; at < high;) {
+    const u32 count = min(min((u32)STAGE_UNITS, STEPS - at % STEPS), high - at);
+    const u32 target = acquire_stage(ring, count * kStepBytes);
+    ptx::bulk_load(target, matrix + (u64)at * kStepBytes, count * kStepBytes, ring.full_bar(), policy);
+    ring.next();
+    at += count;
+    after();
+  }
+}
+
+// FP4 units: weights and scales of a tile are two runs. TILE_MAJOR: pieces are (tile, slot), else (slot, tile).
+template <int UNITS, bool TILE_MAJOR>
+__device__ __forceinline__ void stream_fp4(Ring& ring, u32 low, u32 high, const u8* matrix, u32 tiles, const int* expert, u64 policy) {
+  for (u32 at = low; at < high;) {
+    const u32 piece = at / UNITS, offset = at % UNITS;
+    const u32 count = min(min((u32)STAGE_UNITS, UNITS - offset), high - at);
+    const u32 slot = TILE_MAJOR ? piece % TOPK : piece / tiles, tile = TILE_MAJOR ? piece / TOPK : piece % tiles;
+    const u8* source = matrix + ((u64)expert[slot] * tiles + tile) * (UNITS * mxfp4::kUnitBytes);
+    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
+    if (count == UNITS) {
+      ptx::bulk_load(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
+    } else {
+      ptx::bulk_load(target, source + offset * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
+      ptx::bulk_load(target + count * mxfp4::kUnitWeightBytes,
+                     source + UNITS * mxfp4::kUnitWeightBytes + offset * mxfp4::kUnitScaleBytes, count * mxfp4::kUnitScaleBytes,
+                     ring.full_bar(), policy);
+    }
+    ring.next();
+    at += count;
+  }
+}
+
+__device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, const u16* keys, const u16* values, int capacity, u64 policy) {
+  for (int task = blockIdx.x; task < KV_HEADS * plan.splits; task += GRID) {
+    const int head = task / plan.splits, split = task % plan.splits;
+    for (int at = plan.begin(split); at < plan.end(split); at += kStagePositions) {
+      const int count = min(kStagePositions, plan.end(split) - at);
+      const u32 bytes = count * HEAD_DIM * 2;
+      const u64 offset = ((u64)head * capacity + plan.first + at) * HEAD_DIM;
+      const u32 target = acquire_stage(ring, 2 * bytes);
+      ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
+      ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
+      ring.next();
+    }
+  }
+}
+
+__device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
+  constexpr u32 kChunk = 16384;
+  for (u32 at = 0; at < bytes; at += kChunk) ptx::bulk_prefetch_l2(source + at, min(kChunk, bytes - at));
+}
+
+// --- the consumers --------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void release_stage(const Ring& ring) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
+}
+
+__device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * 16 + row];
+  return sum;
+}
+
+// The share's row tiles times the activation in sh.act (bf16 high and low vectors). finish(first_tile, tiles) runs on every
+// consumer thread when the warps' sums of up to PIECES tiles lie in sh.part; prepare, the same, before they are computed: what
+// finish needs from memory is asked for there.
+template <int STEPS, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u32 high, Prepare prepare, Finish finish) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  // Column 0 of B is the high vector, column 1 the low one, the others are zero.
+  const u32 b_base = g == 0 ? ptx::smem_addr(sh.act) + t * 8 : g == 1 ? ptx::smem_addr(sh.act) + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
+  const u32 b_step = g < 2 ? 32 : 0;
+  for (u32 at = low; at < high;) {
+    const u32 first = at / STEPS, count = min((u32)PIECES, (high - 1) / STEPS - first + 1);
+    const u32 batch_end = min(high, (first + count) * STEPS);
+    prepare(first, (int)count);
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float* part = sh.part + warp * 16;
+    while (at < batch_end) {
+      const u32 offset = at % STEPS;
+      const int steps = (int)min(min((u32)STAGE_UNITS, STEPS - offset), batch_end - at);
+      const u32 stage = ring.address() + lane * 16;
+      uint4 a[kPerWarp];
+      uint2 b[kPerWarp];
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+      release_stage(ring);
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+      ring.next();
+      at += steps;
+      if (at == batch_end || at % STEPS == 0) {
+        if (t == 0) {
+          part[g] = c[0] + c[1];
+          part[g + 8] = c[2] + c[3];
+        }
+        part += WARPS * 16;
+        c[0] = c[1] = c[2] = c[3] = 0.0f;
+      }
+    }
+    consumer_sync();
+    finish(first, (int)count);
+    if (batch_end < high) consumer_sync();
+  }
+}
+
+// The same over FP4 units; sh.act holds fp16 vectors, one for all slots (SLOT_STRIDE 0) or one each. undo: the factor that the
+// scaled activation leaves behind.
+template <int UNITS, bool TILE_MAJOR, int SLOT_STRIDE, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, u32 low, u32 high, float undo, Prepare prepare, Finish finish) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const u32 zero = ptx::smem_addr(sh.zero);
+  undo *= mxfp4::kDecodeBias;
+  for (u32 at = low; at < high;) {
+    const u32 first = at / UNITS, count = min((u32)PIECES, (high - 1) / UNITS - first + 1);
+    const u32 batch_end = min(high, (first + count) * UNITS);
+    prepare(first, (int)count);
+    float low_row = 0.0f, high_row = 0.0f;
+    float* part = sh.part + warp * 16;
+    while (at < batch_end) {
+      const u32 offset = at % UNITS, piece = at / UNITS;
+      const int units = (int)min(min((u32)STAGE_UNITS, UNITS - offset), batch_end - at);
+      const u32 slot = TILE_MAJOR ? piece % TOPK : 0;
+      const u32 act = ptx::smem_addr(sh.act) + slot * SLOT_STRIDE + (offset + warp) * 128 + t * 16;
+      const u32 stage = ring.address();
+      uint4 w[kPerWarp];
+      u32 scales = 0;
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < units) w[i] = ptx::lds128(stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes + lane * 16);
+      // Columns 2t and 2t + 1 of the accumulator are the two blocks of this warp's unit t.
+      if (t < kPerWarp && warp + t * WARPS < units)
+        scales = ptx::lds32(stage + units * mxfp4::kUnitWeightBytes + (warp + t * WARPS) * mxfp4::kUnitScaleBytes + g * 4);
+      release_stage(ring);
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // a second chain: dependent MMAs cost their latency, and few warps hide it
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i) {
+        if (warp + i * WARPS >= units) continue;
+        u32 a[4];
+        const uint4 even_b = ptx::lds128(g == 2 * i ? act + i * WARPS * 128 : zero);
+        mxfp4::decode(w[i].x, a);
+        ptx::mma_f16(c, a, even_b.x, even_b.y);
+        mxfp4::decode(w[i].y, a);
+        ptx::mma_f16(c, a, even_b.z, even_b.w);
+        const uint4 odd_b = ptx::lds128(g == 2 * i + 1 ? act + i * WARPS * 128 + 64 : zero);
+        mxfp4::decode(w[i].z, a);
+        ptx::mma_f16(odd, a, odd_b.x, odd_b.y);
+        mxfp4::decode(w[i].w, a);
+        ptx::mma_f16(odd, a, odd_b.z, odd_b.w);
+      }
+      low_row = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low_row));
+      high_row = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high_row));
+      ring.next();
+      at += units;
+      if (at == batch_end || at % UNITS == 0) {
+        low_row += __shfl_xor_sync(0xffffffffu, low_row, 1);
+        high_row += __shfl_xor_sync(0xffffffffu, high_row, 1);
+        low_row += __shfl_xor_sync(0xffffffffu, low_row, 2);
+        high_row += __shfl_xor_sync(0xffffffffu, high_row, 2);
+        if (t == 0) {
+          part[g] = low_row * undo;
+          part[g + 8] = high_row * undo;
+        }
+        part += WARPS * 16;
+        low_row = high_row = 0.0f;
+      }
+    }
+    consumer_sync();
+    finish(first, (int)count);
+    if (batch_end < high) consumer_sync();
+  }
+}
+
+// bias[i]: of this thread's i-th row of a sum of `count` tiles; source: of its first row.
+__device__ __forceinline__ void load_bias(float (&bias)[kItems], const float* source, int count) {
+#pragma unroll
+  for (int i = 0; i < kItems; ++i) {
+    const int item = threadIdx.x + i * kConsumers;
+    bias[i] = item < count * 16 ? source[item] : 0.0f;
+  }
+}
+
+// Asks L2 for an array, its 128-byte lines dealt over the grid.
+__device__ __forceinline__ void prefetch_lines(const void* source, u32 bytes) {
+  for (u32 line = threadIdx.x * GRID + blockIdx.x; line * 128 < bytes; line += kConsumers * GRID)
+    ptx::prefetch_l2(static_cast<const u8*>(source) + line * 128);
+}
+
+// A tile has one or two owners; the reader adds both parts, so a sole owner clears the second.
+__device__ __forceinline__ void store_part(float* parts, u32 rows, u32 row, float value, bool starts, bool ends) {
+  parts[starts ? row : rows + row] = value;
+  if (starts && ends) parts[rows + row] = 0.0f;
+}
+
+// Adds two parts (and a bias) to the residual, or starts it from an embedding row; leaves x * gain of this thread's pairs in scaled
+// and the sums for RMS and peak in shared memory, complete after the next consumer_sync.
+template <typename Update>
+__device__ __forceinline__ void update_residual(Shared& sh, const float* gain, float2 (&scaled)[kPairs], Update update) {
+  float2 add[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int pair = threadIdx.x + i * kConsumers;
+    if (pair < HIDDEN / 2) {
+      add[i] = update(2 * pair);
+      scaled[i] = *reinterpret_cast<const float2*>(gain + 2 * pair);
+    }
+  }
+  float sum = 0.0f, peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int pair = threadIdx.x + i * kConsumers;
+    if (pair < HIDDEN / 2) {
+      float2& x = *reinterpret_cast<float2*>(sh.residual + 2 * pair);
+      x = make_float2(x.x + add[i].x, x.y + add[i].y);
+      sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+      scaled[i] = make_float2(scaled[i].x * x.x, scaled[i].y * x.y);
+      peak = fmaxf(peak, fmaxf(fabsf(scaled[i].x), fabsf(scaled[i].y)));
+    }
+  }
+  sum = warp_sum(sum);
+  peak = warp_max(peak);
+  if ((threadIdx.x & 31) == 0) {
+    sh.sums[threadIdx.x >> 5] = sum;
+    sh.peaks[threadIdx.x >> 5] = peak;
+  }
+}
+
+__device__ __forceinline__ float rms_factor(const Shared& sh) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) sum += sh.sums[w];
+  return rsqrtf(sum / HIDDEN + (EPS));
+}
+__device__ __forceinline__ float peak_of(const Shared& sh) {
+  float peak = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) peak = fmaxf(peak, sh.peaks[w]);
+  return peak;
+}
+
+// A pair of fp32 numbers as two bf16 numbers each: high, and what high leaves.
+__device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float y) {
+  const u16 x_high = ptx::to_bf16(x), y_high = ptx::to_bf16(y);
+  const u32 low = ptx::to_bf16(x - ptx::bf16_value(x_high)) | (u32)ptx::to_bf16(y - ptx::bf16_value(y_high)) << 16;
+  reinterpret_cast<u32*>(sh.act)[pair] = x_high | (u32)y_high << 16;
+  reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = low;
+}
+
+__device__ __forceinline__ void store_normalised(Shared& sh, const float2 (&scaled)[kPairs]) {
+  const float factor = rms_factor(sh);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int pair = threadIdx.x + i * kConsumers;
+    if (pair < HIDDEN / 2) store_split(sh, pair, scaled[i].x * factor, scaled[i].y * factor);
+  }
+}
+
+__device__ __forceinline__ float activate(float gate, float up) {
+  gate = fminf(gate, LIMIT);
+  up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
+  return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
+}
+
+// The TOPK largest logits (the lower index among equals) and their softmax; one warp.
+__device__ __forceinline__ void choose_experts(Shared& sh, const float* sums, float factor, const float* bias) {
+  const int lane = threadIdx.x & 31;
+  float logit[kRouterLanes];
+#pragma unroll
+  for (int k = 0; k < kRouterLanes; ++k) {
+    const int e = lane + 32 * k;
+    logit[k] = kNone;
+    if (e < EXPERTS) {
+      float sum = 0.0f;
+      for (int w = 0; w < WARPS; ++w) sum += sums[w * EXPERTS + e];
+      logit[k] = fmaf(sum, factor, bias[e]);
+    }
+  }
+  float top[TOPK], total = 0.0f;
+#pragma unroll
+  for (int choice = 0; choice < TOPK; ++choice) {
+    float best = 2.0f * kNone;
+    int index = EXPERTS;
+#pragma unroll
+    for (int k = 0; k < kRouterLanes; ++k)
+      if (logit[k] > best) {
+        best = logit[k];
+        index = lane + 32 * k;
+      }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, best, mask);
+      const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
+      if (other > best || (other == best && other_index < index)) {
+        best = other;
+        index = other_index;
+      }
+    }
+    index = min(max(index, 0), EXPERTS - 1);  // a NaN logit never wins: stay in range, the output is NaN all the same
+#pragma unroll
+    for (int k = 0; k < kRouterLanes; ++k)
+      if (index == lane + 32 * k) logit[k] = 3.0f * kNone;
+    top[choice] = __expf(best - (choice == 0 ? best : top[0]));
+    if (choice == 0) {
+      top[0] = best;  // the maximum, until all are known
+      total = 1.0f;
+    } else {
+      total += top[choice];
+    }
+    if (lane == 0) sh.expert[choice] = index;
+  }
+  top[0] = 1.0f;
+  if (lane == 0) {
+#pragma unroll
+    for (int choice = 0; choice < TOPK; ++choice) sh.weight[choice] = top[choice] / total;
+  }
+}
+
+// Scores of `count` positions in a stage for all query heads of the task, by all consumer warps: scores[head][position].
+__device__ __forceinline__ void score(u32 keys, int count, const float* query, float* scores) {
+  constexpr int kLanes = HEAD_DIM / 8, kAtOnce = 32 / kLanes;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = lane % kLanes;
+  for (int base = warp * kAtOnce; base < count; base += WARPS * kAtOnce) {
+    const int position = base + lane / kLanes;
+    const uint4 raw = ptx::lds128(keys + (min(position, count - 1) * HEAD_DIM + part * 8) * 2);
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      const float4* q4 = reinterpret_cast<const float4*>(query + h * HEAD_DIM + part * 8);
+      const float4 front = q4[0], back = q4[1];
+      const float q[8] = {front.x, front.y, front.z, front.w, back.x, back.y, back.z, back.w};
+      float dot = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dot = fmaf(q[2 * i], ptx::bf16_low(words[i]), fmaf(q[2 * i + 1], ptx::bf16_high(words[i]), dot));
+#pragma unroll
+      for (int mask = 1; mask < kLanes; mask <<= 1) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+      if (part == 0 && position < count) scores[h * kStagePositions + position] = dot;
+    }
+  }
+}
+
+struct Softmax {
+  float maximum, denominator;
+  float out[HEAD_DIM / 32];
+};
+
+// One head's update with a stage's scores and values; one warp, lane d holds dimensions d * HEAD_DIM / 32 onwards.
+__device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32 values) {
+  constexpr int kDims = HEAD_DIM / 32;
+  const int lane = threadIdx.x & 31;
+  float maximum = s.maximum;
+  for (int i = lane; i < count; i += 32) maximum = fmaxf(maximum, scores[i]);
+  maximum = warp_max(maximum);
+  float sum = 0.0f;
+  for (int i = lane; i < count; i += 32) {
+    const float p = exp2f(scores[i] - maximum);
+    scores[i] = p;
+    sum += p;
+  }
+  const float rescale = exp2f(s.maximum - maximum);
+  s.denominator = fmaf(s.denominator, rescale, warp_sum(sum));
+  s.maximum = maximum;
+#pragma unroll
+  for (int d = 0; d < kDims; ++d) s.out[d] *= rescale;
+  __syncwarp();
+#pragma unroll 8
+  for (int i = 0; i < count; ++i) {
+    const float p = scores[i];
+#pragma unroll
+    for (int d = 0; d < kDims; d += 2) {
+      const u32 pair = ptx::lds32(values + (i * HEAD_DIM + lane * kDims + d) * 2);
+      s.out[d] = fmaf(p, ptx::bf16_low(pair), s.out[d]);
+      s.out[d + 1] = fmaf(p, ptx::bf16_high(pair), s.out[d + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
+  consumer_sync();
+  ++passed;
+  if (threadIdx.x == 0 && !sh.dead) {
+    __threadfence();
+    const u32 target = passed * GRID;
+    ptx::add_release(counter, 1);
+    const u64 start = ptx::globaltimer();
+    while (ptx::load_acquire(counter) < target)
+      if (ptx::globaltimer() - start > (WATCHDOG_NS)) {
+        atomicOr(error, 1u);
+        sh.dead = 1;
+        break;
+      }
+    __threadfence();
+  }
+  consumer_sync();
+}
+
+__device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
+#endif
+}
+
+}  // namespace
+
+// Layouts: kernels/persistent_layout.py. Matrices are stacked by layer. fp32: biases, gains [2 LAYERS + 1][HIDDEN] (attention, MLP of
+// each layer, then final), router [LAYERS][HIDDEN][EXPERTS] (gain folded in), sinks [LAYERS][HEADS], rope [capacity][HEAD_DIM / 2]
+// (cos, sin). Caches bf16 [LAYERS][KV_HEADS][capacity][HEAD_DIM]. state: token, position; the step replaces both. scratch: floats, see
+// the constants below. routing [LAYERS][TOPK]. sync, zero before the first launch and after every good one: barrier, arrivals at the
+// end, error (bit 0 barrier timed out, bit 1 position beyond capacity, bit 2 token out of range), one counter for each KV head.
+// lanes u64 [GRID][LAYERS * 5 + 1][3]: %globaltimer when a phase may start, when its activation is ready, when its work is done.
+extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
+decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias, const float* gains,
+            const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias, const u8* down,
+            const u16* down_bias, const u8* head, const float* sinks, const float* rope, const int* windows, u16* key_cache,
+            u16* value_cache, int capacity, int* state, float* scratch, float* logits, int* routing, u32* sync, u64* lanes) {
+  u8* dynamic = ptx::dynamic_shared();
+  Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int tid = threadIdx.x, cta = blockIdx.x;
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0};
+
+  float* qkv_parts = scratch;                              // [2][kQkvRows]
+  float* attention_out = qkv_parts + 2 * kQkvRows;         // [kQueryRows]
+  float* out_parts = attention_out + kQueryRows;           // [2][HIDDEN]
+  float* down_parts = out_parts + 2 * HIDDEN;              // [2][HIDDEN]
+  float* router_parts = down_parts + 2 * HIDDEN;           // [GRID][EXPERTS]
+  u16* inter = reinterpret_cast<u16*>(router_parts + GRID * EXPERTS);                  // fp16 [TOPK][INTER]
+  float* best = router_parts + GRID * EXPERTS + TOPK * INTER / 2;                      // [GRID][2]: logit, index bits
+  float* partials = best + 2 * GRID;                       // [KV_HEADS][kMaxSplits][kPartialFloats]
+  u32* error = sync + 2;
+  u32* head_counters = sync + 3;
+
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbar_init(ring.full + i * 8, 1);
+      ptx::mbar_init(ring.empty + i * 8, WARPS);
+    }
+    ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
+    ptx::mbar_init_fence();
+    sh.dead = 0;
+    sh.token = state[0];
+    sh.position = state[1];
+    share(sh, kQkvShare, kQkvTiles, kHiddenSteps, false);
+    share(sh, kOutShare, kOutTiles, kOutSteps, false);
+    share(sh, kGateUpShare, TOPK * kGateUpTiles, kHiddenUnits, true);
+    share(sh, kDownShare, kOutTiles, TOPK * kInterUnits, false);
+    share(sh, kHeadShare, kHeadTiles, kHiddenSteps, true);
+  }
+  if (tid < 4) reinterpret_cast<u32*>(sh.zero)[tid] = 0;
+  __syncthreads();
+  const int position = sh.position;
+  const bool bad_token = (u32)sh.token >= VOCAB;
+  if (bad_token || (u32)position >= (u32)capacity) {  // the same in every CTA: nobody waits for anybody
+    if (tid == 0) atomicOr(error, bad_token ? 4u : 2u);
+    return;
+  }
+  const u64 cache_layer = (u64)KV_HEADS * capacity * HEAD_DIM;
+
+  if (warp == WARPS) {  // the producer: one lane
+    if (lane == 0) {
+      const u64 policy = ptx::policy_evict_first();
+      u32 routed_parity = 0;
+      for (int layer = 0; layer < LAYERS; ++layer) {
+        stream_bf16<kHiddenSteps>(ring, sh.low[kQkvShare], sh.high[kQkvShare], qkv + (u64)layer * kQkvTiles * kHiddenSteps * kStepBytes,
+                                  policy, [] {});
+        const Attention plan(position, windows[layer]);
+        stream_cache(ring, plan, key_cache + layer * cache_layer, value_cache + layer * cache_layer, capacity, policy);
+        const int next = layer + 1 < LAYERS ? kQkvShare : kHeadShare;
+        const u8* ahead = layer + 1 < LAYERS ? qkv + (u64)(layer + 1) * kQkvTiles * kHiddenSteps * kStepBytes : head;
+        u32 issued = 0;
+        auto look_ahead = [&](bool now) {  // once the ring is about to be full: from here on memory would idle
+          if (PREFETCH_BYTES > 0 && now) {
+            const u32 low = sh.low[next], high = sh.high[next];
+            prefetch(ahead + (u64)low * kStepBytes, (u32)min((u64)(PREFETCH_BYTES) / 16 * 16, (u64)(high - low) * kStepBytes));
+          }
+        };
+        stream_bf16<kOutSteps>(ring, sh.low[kOutShare], sh.high[kOutShare], out_proj + (u64)layer * kOutTiles * kOutSteps * kStepBytes,
+                               policy, [&] { look_ahead(++issued == STAGES - 1); });
+        look_ahead(issued < STAGES - 1);
+        ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
+        routed_parity ^= 1;
+        stream_fp4<kHiddenUnits, false>(ring, sh.low[kGateUpShare], sh.high[kGateUpShare],
+                                        gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, kGateUpTiles,
+                                        sh.expert, policy);
+        stream_fp4<kInterUnits, true>(ring, sh.low[kDownShare], sh.high[kDownShare],
+                                      down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, kOutTiles, sh.expert,
+                                      policy);
+      }
+      stream_bf16<kHiddenSteps>(ring, sh.low[kHeadShare], sh.high[kHeadShare], head, policy, [] {});
+    }
+    return;
+  }
+
+  u32 passed = 0;
+  float2 scaled[kPairs];
+  for (int i = tid; i < HIDDEN; i += kConsumers) sh.residual[i] = 0.0f;
+  consumer_sync();
+
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    const int record = layer * kPhases;
+    // --- QKV ---
+    stamp(lanes, record + kQkv, 0);
+    update_residual(sh, gains + (u64)(2 * layer) * HIDDEN, scaled, [&](int i) {
+      if (layer == 0) {
+        const u32 pair = *reinterpret_cast<const u32*>(embedding + (u64)sh.token * HIDDEN + i);
+        return make_float2(ptx::bf16_low(pair), ptx::bf16_high(pair));
+      }
+      const float2 a = ptx::ldg64_l2(down_parts + i), b = ptx::ldg64_l2(down_parts + HIDDEN + i);
+      return make_float2(a.x + b.x, a.y + b.y);
+    });
+    consumer_sync();
+    store_normalised(sh, scaled);
+    consumer_sync();
+    stamp(lanes, record + kQkv, 1);
+    if (layer + 1 < LAYERS) {  // the next layer's small arrays: a miss would be waited for in every CTA
+      const u64 next = layer + 1;
+      prefetch_lines(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
+      prefetch_lines(qkv_bias + next * kQkvRows, kQkvRows * 4);
+      prefetch_lines(out_bias + next * HIDDEN, HIDDEN * 4);
+      prefetch_lines(router_bias + next * EXPERTS, EXPERTS * 4);
+      prefetch_lines(sinks + next * HEADS, HEADS * 4);
+    }
+    prefetch_lines(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+    {
+      const u32 low = sh.low[kQkvShare], high = sh.high[kQkvShare];
+      float bias[kItems];
+      auto prepare = [&](u32 first, int count) { load_bias(bias, qkv_bias + (u64)layer * kQkvRows + first * 16, count); };
+      consume_bf16<kHiddenSteps>(ring, sh, low, high, prepare, [&](u32 first, int count) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          if (item >= count * 16) continue;
+          const u32 tile = first + item / 16;
+          const bool starts = tile * kHiddenSteps >= low, ends = (tile + 1) * kHiddenSteps <= high;
+          const float sum = sum_part(sh, item / 16, item % 16);
+          store_part(qkv_parts, kQkvRows, first * 16 + item, starts ? sum + bias[i] : sum, starts, ends);
+        }
+      });
+    }
+    stamp(lanes, record + kQkv, 2);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- attention ---
+    stamp(lanes, record + kAttention, 0);
+    {
+      const Attention plan(position, windows[layer]);
+      float* query = sh.part;                          // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
+      float* key = query + kGroup * HEAD_DIM;          // [HEAD_DIM]
+      float* value = key + HEAD_DIM;                   // [HEAD_DIM]
+      float* scores = value + HEAD_DIM;                // [kGroup][kStagePositions]
+      for (int task = cta; task < KV_HEADS * plan.splits; task += GRID) {
+        const int kv = task / plan.splits, split = task % plan.splits;
+        const bool owns_current = split == plan.splits - 1;
+        const float sink = warp < kGroup ? sinks[layer * HEADS + kv * kGroup + warp] * 1.4426950408889634f : 0.0f;
+        for (int i = tid; i < (kGroup + 2) * HEAD_DIM; i += kConsumers) {
+          const int which = i / HEAD_DIM;
+          const int row = which < kGroup ? (kv * kGroup) * HEAD_DIM + i
+                                         : kQueryRows + ((which - kGroup) * KV_HEADS + kv) * HEAD_DIM + i % HEAD_DIM;
+          query[i] = ptx::ldg_l2(qkv_parts + row) + ptx::ldg_l2(qkv_parts + kQkvRows + row);
+        }
+        consumer_sync();
+        const u64 at = layer * cache_layer + ((u64)kv * capacity + position) * HEAD_DIM;
+        for (int i = tid; i < (kGroup + 1) * (HEAD_DIM / 2); i += kConsumers) {
+          const int d = i % (HEAD_DIM / 2), which = i / (HEAD_DIM / 2);
+          float* x = query + which * HEAD_DIM + d;
+          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (HEAD_DIM / 2) + d) * 2);
+          const float first = x[0] * turn.x - x[HEAD_DIM / 2] * turn.y, second = x[HEAD_DIM / 2] * turn.x + x[0] * turn.y;
+          if (which < kGroup) {
+            const float scale = 1.4426950408889634f * (HEAD_DIM == 64 ? 0.125f : 0.08838834764831845f);
+            x[0] = first * scale;
+            x[HEAD_DIM / 2] = second * scale;
+          } else {
+            const u16 a = ptx::to_bf16(first), b = ptx::to_bf16(second);
+            x[0] = ptx::bf16_value(a);
+            x[HEAD_DIM / 2] = ptx::bf16_value(b);
+            if (owns_current) {
+              key_cache[at + d] = a;
+              key_cache[at + d + HEAD_DIM / 2] = b;
+            }
+          }
+        }
+        for (int d = tid; d < HEAD_DIM; d += kConsumers) {
+          const u16 bits = ptx::to_bf16(value[d]);
+          value[d] = ptx::bf16_value(bits);
+          if (owns_current) value_cache[at + d] = bits;
+        }
+        consumer_sync();
+        Softmax s;
+        constexpr int kDims = HEAD_DIM / 32;
+        s.maximum = kNone;
+        s.denominator = 0.0f;
+#pragma unroll
+        for (int d = 0; d < kDims; ++d) s.out[d] = 0.0f;
+        if (warp < kGroup) {
+          if (split == 0) {  // the sink: a key that scores its own value and has no value vector
+            s.maximum = sink;
+            s.denominator = 1.0f;
+          }
+          if (owns_current) {
+            float dot = 0.0f;
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) dot = fmaf(query[warp * HEAD_DIM + lane * kDims + d], key[lane * kDims + d], dot);
+            dot = warp_sum(dot);
+            const float maximum = fmaxf(s.maximum, dot), p = exp2f(dot - maximum);
+            s.denominator = fmaf(s.denominator, exp2f(s.maximum - maximum), p);
+            s.maximum = maximum;
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) s.out[d] = p * value[lane * kDims + d];
+          }
+        }
+        for (int from = plan.begin(split); from < plan.end(split); from += kStagePositions) {
+          const int count = min(kStagePositions, plan.end(split) - from);
+          ptx::mbar_wait(ring.full_bar(), ring.parity);
+          score(ring.address(), count, query, scores);
+          consumer_sync();
+          if (warp < kGroup) absorb(s, scores + warp * kStagePositions, count, ring.address() + count * HEAD_DIM * 2);
+          release_stage(ring);
+          ring.next();
+          consumer_sync();
+        }
+        if (plan.splits == 1) {
+          if (warp < kGroup) {
+            const float inverse = 1.0f / s.denominator;
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) attention_out[(kv * kGroup + warp) * HEAD_DIM + lane * kDims + d] = s.out[d] * inverse;
+          }
+        } else {  // the last split of a KV head to arrive joins them, in their order
+          float* partial = partials + (u64)(kv * kMaxSplits + split) * kPartialFloats;
+          if (warp < kGroup) {
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) partial[warp * HEAD_DIM + lane * kDims + d] = s.out[d];
+            if (lane == 0) {
+              partial[kGroup * HEAD_DIM + 2 * warp] = s.maximum;
+              partial[kGroup * HEAD_DIM + 2 * warp + 1] = s.denominator;
+            }
+          }
+          consumer_sync();
+          if (tid == 0) {
+            __threadfence();
+            sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
+            if (sh.is_last) head_counters[kv] = 0;
+            __threadfence();
+          }
+          consumer_sync();
+          if (sh.is_last) {
+            const float* all = partials + (u64)kv * kMaxSplits * kPartialFloats;
+            for (int i = tid; i < kGroup * HEAD_DIM; i += kConsumers) {
+              const int h = i / HEAD_DIM;
+              float maximum = kNone;
+#pragma unroll 4
+              for (int p = 0; p < plan.splits; ++p)
+                maximum = fmaxf(maximum, ptx::ldg_l2(all + (u64)p * kPartialFloats + kGroup * HEAD_DIM + 2 * h));
+              float sum = 0.0f, denominator = 0.0f;
+#pragma unroll 4
+              for (int p = 0; p < plan.splits; ++p) {
+                const float* one = all + (u64)p * kPartialFloats;
+                const float factor = exp2f(ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h) - maximum);
+                denominator = fmaf(factor, ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h + 1), denominator);
+                sum = fmaf(factor, ptx::ldg_l2(one + i), sum);
+              }
+              attention_out[kv * kGroup * HEAD_DIM + i] = sum / denominator;
+            }
+          }
+        }
+        consumer_sync();  // before the next task's queries replace these
+      }
+    }
+    stamp(lanes, record + kAttention, 2);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- output projection, and the router's share of it ---
+    stamp(lanes, record + kOut, 0);
+    {
+      const u32 low = sh.low[kOutShare], high = sh.high[kOutShare];
+      const u32 first_row = low / kOutSteps * 16;
+      const int rows = high > low ? (int)((high - 1) / kOutSteps * 16 + 16 - first_row) : 0;
+      const float* router_layer = router + (u64)layer * HIDDEN * EXPERTS;
+      float column[kRouterRows][kRouterLanes];  // the router's columns of this CTA's rows, asked for before they are needed
+#pragma unroll
+      for (int i = 0; i < kRouterRows; ++i)
+#pragma unroll
+        for (int k = 0; k < kRouterLanes; ++k) {
+          const int row = warp + i * WARPS, e = lane + 32 * k;
+          column[i][k] = row < rows && e < EXPERTS ? router_layer[(u64)(first_row + row) * EXPERTS + e] : 0.0f;
+        }
+      for (int pair = tid; pair < kQueryRows / 2; pair += kConsumers) {
+        const float2 x = ptx::ldg64_l2(attention_out + 2 * pair);
+        store_split(sh, pair, x.x, x.y);
+      }
+      consumer_sync();
+      stamp(lanes, record + kOut, 1);
+      float bias[kItems];
+      auto prepare = [&](u32 first, int count) { load_bias(bias, out_bias + (u64)layer * HIDDEN + first * 16, count); };
+      consume_bf16<kOutSteps>(ring, sh, low, high, prepare, [&](u32 first, int count) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          if (item >= count * 16) continue;
+          const u32 tile = first + item / 16, row = first * 16 + item;
+          const bool starts = tile * kOutSteps >= low, ends = (tile + 1) * kOutSteps <= high;
+          float sum = sum_part(sh, item / 16, item % 16);
+          if (starts) sum += bias[i];
+          store_part(out_parts, HIDDEN, row, sum, starts, ends);
+          sh.rows[item] = starts ? sum + sh.residual[row] : sum;  // every row of the residual once over all CTAs
+        }
+      });
+      consumer_sync();
+      float dot[kRouterLanes];
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k) dot[k] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kRouterRows; ++i) {
+        const int row = warp + i * WARPS;
+        if (row < rows) {
+#pragma unroll
+          for (int k = 0; k < kRouterLanes; ++k) dot[k] = fmaf(column[i][k], sh.rows[row], dot[k]);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k)
+        if (lane + 32 * k < EXPERTS) sh.part[warp * EXPERTS + lane + 32 * k] = dot[k];
+      consumer_sync();
+      for (int e = tid; e < EXPERTS; e += kConsumers) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += sh.part[w * EXPERTS + e];
+        router_parts[cta * EXPERTS + e] = sum;
+      }
+    }
+    stamp(lanes, record + kOut, 2);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- router and gate-up ---
+    stamp(lanes, record + kGateUp, 0);
+    float undo;
+    {
+      float sums[kRouterLanes];
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k) {
+        const int e = lane + 32 * k;
+        sums[k] = 0.0f;
+        if (e < EXPERTS) {
+#pragma unroll
+          for (int i = 0; i < (GRID + WARPS - 1) / WARPS; ++i)
+            if (warp + i * WARPS < GRID) sums[k] += ptx::ldg_l2(router_parts + (warp + i * WARPS) * EXPERTS + e);
+        }
+      }
+      update_residual(sh, gains + (u64)(2 * layer + 1) * HIDDEN, scaled, [&](int i) {
+        const float2 a = ptx::ldg64_l2(out_parts + i), b = ptx::ldg64_l2(out_parts + HIDDEN + i);
+        return make_float2(a.x + b.x, a.y + b.y);
+      });
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k)
+        if (lane + 32 * k < EXPERTS) sh.part[warp * EXPERTS + lane + 32 * k] = sums[k];
+      consumer_sync();
+      const float factor = rms_factor(sh);
+      if (warp == 0) {
+        choose_experts(sh, sh.part, factor, router_bias + layer * EXPERTS);
+        __syncwarp();
+        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+        if (cta == 0 && lane < TOPK) routing[layer * TOPK + lane] = sh.expert[lane];
+      }
+      // A power of two that puts the largest element in [2^14, 2^15): fp16 then errs by 2^-12 of an element, or 2^-40 of the largest.
+      const u32 peak = __float_as_uint(peak_of(sh) * factor);
+      const int shift = peak == 0 ? 0 : min(max(141 - (int)(peak >> 23), -112), 126);
+      const float scale = factor * __uint_as_float((u32)(shift + 127) << 23);
+      undo = __uint_as_float((u32)(127 - shift) << 23);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        const int pair = tid + i * kConsumers;
+        if (pair < HIDDEN / 2) reinterpret_cast<u32*>(sh.act)[pair] = ptx::pack_f16(scaled[i].x * scale, scaled[i].y * scale);
+      }
+    }
+    consumer_sync();
+    stamp(lanes, record + kGateUp, 1);
+    {
+      const u32 low = sh.low[kGateUpShare], high = sh.high[kGateUpShare];
+      const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
+      float gate_bias[kItems], up_bias[kItems];  // twice as many as a thread has channels
+      auto prepare = [&](u32 first, int count) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          if (item >= count * 8) continue;
+          const u32 slot = (first + item / 8) / kGateUpTiles, tile = (first + item / 8) % kGateUpTiles;
+          const u16* bias = bias_layer + ((u64)sh.expert[slot] * kGateUpTiles + tile) * 16 + item % 8;
+          gate_bias[i] = ptx::bf16_value(bias[0]);
+          up_bias[i] = ptx::bf16_value(bias[8]);
+        }
+      };
+      consume_fp4<kHiddenUnits, false, 0>(ring, sh, low, high, undo, prepare, [&](u32 first, int count) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers, local = item / 8, channel = item % 8;
+          if (item >= count * 8) continue;
+          const u32 slot = (first + local) / kGateUpTiles, tile = (first + local) % kGateUpTiles;
+          const float gate = sum_part(sh, local, channel) + gate_bias[i];
+          const float up = sum_part(sh, local, channel + 8) + up_bias[i];
+          inter[slot * INTER + tile * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+        }
+      });
+    }
+    stamp(lanes, record + kGateUp, 2);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- down ---
+    stamp(lanes, record + kDown, 0);
+    for (int i = tid; i < TOPK * INTER / 8; i += kConsumers) reinterpret_cast<uint4*>(sh.act)[i] = ptx::ldg128_l2(inter + i * 8);
+    consumer_sync();
+    stamp(lanes, record + kDown, 1);
+    {
+      const u32 low = sh.low[kDownShare], high = sh.high[kDownShare];
+      constexpr u32 kTileUnits = TOPK * kInterUnits;
+      const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
+      float bias[kItems];  // of all experts, weighted: one part of a row carries it
+      auto prepare = [&](u32 first, int count) {
+        const u32 first_row = first / TOPK * 16;
+        const int rows = (int)((first + count - 1) / TOPK * 16 + 16 - first_row);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          bias[i] = 0.0f;
+          if (item >= rows) continue;
+#pragma unroll
+          for (int slot = 0; slot < TOPK; ++slot)
+            bias[i] = fmaf(sh.weight[slot], ptx::bf16_value(bias_layer[(u64)sh.expert[slot] * HIDDEN + first_row + item]), bias[i]);
+        }
+      };
+      consume_fp4<kInterUnits, true, 2 * INTER>(ring, sh, low, high, 1.0f / (INTER_SCALE), prepare, [&](u32 first, int count) {
+        const u32 first_tile = first / TOPK;
+        const int tiles = (int)((first + count - 1) / TOPK - first_tile + 1);
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          if (item >= tiles * 16) continue;
+          const u32 tile = first_tile + item / 16;
+          const bool starts = tile * kTileUnits >= low, ends = (tile + 1) * kTileUnits <= high;
+          const u32 row = tile * 16 + item % 16;
+          float sum = starts ? bias[i] : 0.0f;
+#pragma unroll
+          for (int slot = 0; slot < TOPK; ++slot) {
+            const int local = (int)(tile * TOPK + slot) - (int)first;
+            if (local >= 0 && local < count) sum = fmaf(sh.weight[slot], sum_part(sh, local, item % 16), sum);
+          }
+          store_part(down_parts, HIDDEN, row, sum, starts, ends);
+        }
+      });
+    }
+    stamp(lanes, record + kDown, 2);
+    grid_barrier(sh, sync, error, passed);
+  }
+
+  // --- head and argmax ---
+  stamp(lanes, LAYERS * kPhases, 0);
+  update_residual(sh, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, [&](int i) {
+    const float2 a = ptx::ldg64_l2(down_parts + i), b = ptx::ldg64_l2(down_parts + HIDDEN + i);
+    return make_float2(a.x + b.x, a.y + b.y);
+  });
+  consumer_sync();
+  store_normalised(sh, scaled);
+  consumer_sync();
+  stamp(lanes, LAYERS * kPhases, 1);
+  float top = 4.0f * kNone;
+  int top_row = 0;
+  consume_bf16<kHiddenSteps>(ring, sh, sh.low[kHeadShare], sh.high[kHeadShare], [](u32, int) {}, [&](u32 first, int count) {
+    for (int item = tid; item < count * 16; item += kConsumers) {
+      const int row = (int)first * 16 + item;
+      const float logit = sum_part(sh, item / 16, item % 16);
+      logits[row] = logit;
+      if (logit > top) {  // rows rise, so the lower index wins among equals
+        top = logit;
+        top_row = row;
+      }
+    }
+  });
+  stamp(lanes, LAYERS * kPhases, 2);
+  auto reduce_top = [&] {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
+      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
+      if (other > top || (other == top && other_row < top_row)) {
+        top = other;
+        top_row = other_row;
+      }
+    }
+  };
+  reduce_top();
+  consumer_sync();
+  if (lane == 0) {
+    sh.rows[warp] = top;
+    reinterpret_cast<int*>(sh.part)[warp] = top_row;
+  }
+  consumer_sync();
+  if (warp == 0) {
+    top = lane < WARPS ? sh.rows[lane] : 5.0f * kNone;
+    top_row = lane < WARPS ? reinterpret_cast<int*>(sh.part)[lane] : 0;
+    reduce_top();
+    u32 last = 0;
+    if (lane == 0) {
+      best[2 * cta] = top;
+      best[2 * cta + 1] = __int_as_float(top_row);
+      __threadfence();
+      last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
+      __threadfence();
+    }
+    if (__shfl_sync(0xffffffffu, last, 0)) {  // every CTA is past its last barrier and its reads of state
+      top = 5.0f * kNone;
+      top_row = 0;
+      for (int i = lane; i < GRID; i += 32) {
+        const float2 other = ptx::ldg64_l2(best + 2 * i);
+        const int row = __float_as_int(other.y);
+        if (other.x > top || (other.x == top && row < top_row)) {
+          top = other.x;
+          top_row = row;
+        }
+      }
+      reduce_top();
+      if (lane == 0) {
+        state[0] = top_row;
+        state[1] = position + 1;
+        sync[0] = 0;
+        sync[1] = 0;
+      }
+    }
+  }
+}

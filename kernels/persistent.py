@@ -1,0 +1,315 @@
+"""The persistent decode step: one launch takes a token through a whole GQA mixture-of-experts model to its successor.
+
+``kernels/cuda/persistent.cu`` says how. One token a step; the kernel keeps token and position on the device, so steps
+follow each other without the host.
+
+Floor: ``StepShape.step_bytes`` over the measured read roof.
+"""
+
+import ctypes
+from dataclasses import dataclass, fields
+
+import torch
+
+from workbench.errors import InputError, UnfitError
+from workbench.kernels import nvrtc
+from workbench.kernels.mxfp4_cuda import SHARED_BYTES
+from workbench.kernels.mxfp4_tiles import UNIT_BYTES
+from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
+
+PHASES = ("qkv", "attention", "out", "gate_up", "down")
+_ERRORS = (
+    (1, "a grid barrier timed out"),
+    (2, "the position is beyond the cache"),
+    (4, "the token is outside the vocabulary"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How the step is cut up; every field is a macro of the kernel (its head comment explains them)."""
+
+    grid: int
+    warps: int
+    stages: int
+    stage_units: int
+    pieces: int
+    split_positions: int = 128
+    prefetch_bytes: int = 131072
+    lanes: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads a CTA: the consumer warps and one producer warp."""
+        return self.warps * 32 + 32
+
+
+def _tail_bytes(shape: StepShape, warps: int, stages: int, pieces: int) -> int:
+    """Bytes of the kernel's ``Shared`` struct, rounded up (a test holds it to the compiler's)."""
+    vector = 2 * max(shape.hidden, shape.query_rows)
+    act = max(2 * vector, 2 * shape.top_k * shape.inter)
+    parts = pieces * warps * 16 * 4
+    return (
+        16 * stages + 8 + 40 + 8 * shape.top_k + 8 * warps + 16 + 16 + 64 * pieces + 4 * shape.hidden + act + parts + 64
+    )
+
+
+def shared_bytes(shape: StepShape, plan: StepPlan) -> int:
+    """Dynamic shared memory of a launch, rounded up."""
+    return plan.stages * plan.stage_units * UNIT_BYTES + _tail_bytes(shape, plan.warps, plan.stages, plan.pieces)
+
+
+def make_plan(
+    shape: StepShape,
+    grid: int,
+    *,
+    warps: int = 15,
+    stages: int | None = None,
+    pieces: int | None = None,
+    prefetch_bytes: int = 131072,
+    split_positions: int = 128,
+    lanes: bool = False,
+) -> StepPlan:
+    """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit. Raises InputError where a shape
+    does not fit."""
+    if grid <= 0 or warps <= 0:
+        raise InputError(f"grid and warps must be positive, not {grid} and {warps}")
+    if shape.heads // shape.kv_heads > warps:
+        raise InputError(f"{shape.heads // shape.kv_heads} query heads a KV head need as many warps, there are {warps}")
+    out_tiles = shape.hidden // 16
+    needed = max(-(-out_tiles * shape.top_k // grid) + 1, -(-out_tiles // grid) + 1, shape.top_k)
+    group = shape.heads // shape.kv_heads
+    floats = max(warps * shape.experts, group * (shape.head_dim + 64) + 2 * shape.head_dim)
+    needed = max(needed, -(-floats // (warps * 16)))
+    chosen = max(12, needed) if pieces is None else pieces
+    if chosen < needed:
+        raise InputError(f"pieces must be at least {needed}, not {chosen}")
+    stage_units = 3 * warps
+    room = SHARED_BYTES - _tail_bytes(shape, warps, 16, chosen)
+    depth = min(16, room // (stage_units * UNIT_BYTES)) if stages is None else stages
+    plan = StepPlan(grid, warps, depth, stage_units, chosen, split_positions, prefetch_bytes, lanes)
+    if depth < 2 or shared_bytes(shape, plan) > SHARED_BYTES:
+        raise InputError(f"hidden {shape.hidden}, inter {shape.inter}, top_k {shape.top_k}: {depth} stages do not fit")
+    return plan
+
+
+def inter_scale(shape: StepShape) -> float:
+    """The power of two under which the activation between gate-up and down fills fp16."""
+    scale = 1.0
+    while shape.limit * (shape.limit + 1) * scale * 2 < 60000:
+        scale *= 2
+    return scale
+
+
+def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
+    """The kernel's compile-time configuration."""
+    return {
+        "LAYERS": shape.layers,
+        "HIDDEN": shape.hidden,
+        "HEADS": shape.heads,
+        "KV_HEADS": shape.kv_heads,
+        "HEAD_DIM": shape.head_dim,
+        "EXPERTS": shape.experts,
+        "TOPK": shape.top_k,
+        "INTER": shape.inter,
+        "VOCAB": shape.vocab,
+        "EPS": float(shape.eps),
+        "LIMIT": float(shape.limit),
+        "ALPHA": float(shape.alpha),
+        "INTER_SCALE": inter_scale(shape),
+        "GRID": plan.grid,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
+        "STAGE_UNITS": plan.stage_units,
+        "PIECES": plan.pieces,
+        "SPLIT_POSITIONS": plan.split_positions,
+        "PREFETCH_BYTES": plan.prefetch_bytes,
+        "LANES": int(plan.lanes),
+    }
+
+
+def compile_step(shape: StepShape, plan: StepPlan) -> nvrtc.Cubin:
+    """Compile for sm_90a; needs NVRTC but no GPU."""
+    return nvrtc.compile_kernel("persistent.cu", "decode_step", macros(shape, plan))
+
+
+def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
+    """Floats of scratch memory a step needs (the kernel's head lists the parts)."""
+    group = shape.heads // shape.kv_heads
+    splits = max(1, plan.grid // shape.kv_heads)
+    return (
+        2 * shape.qkv_rows
+        + shape.query_rows
+        + 4 * shape.hidden
+        + plan.grid * shape.experts
+        + shape.top_k * shape.inter // 2
+        + 2 * plan.grid
+        + shape.kv_heads * splits * group * (shape.head_dim + 2)
+    )
+
+
+@dataclass(slots=True)
+class StepBuffers:
+    """What a step reads and writes besides weights. ``state``: int32 token, position; ``lanes``: int64
+    [grid, layers * 5 + 1, 3] %globaltimer ns (phase may start, activation ready, work done), empty without lanes."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    rope: torch.Tensor
+    windows: torch.Tensor
+    state: torch.Tensor
+    scratch: torch.Tensor
+    logits: torch.Tensor
+    routing: torch.Tensor
+    sync: torch.Tensor
+    lanes: torch.Tensor
+
+
+def make_buffers(
+    shape: StepShape, plan: StepPlan, capacity: int, rope: torch.Tensor, device: torch.device
+) -> StepBuffers:
+    """Allocate for contexts of up to ``capacity`` positions. ``rope``: fp32 [capacity, head_dim/2, 2] (cos, sin).
+
+    Raises InputError for a wrong table, UnfitError that names the tensor and its bytes where memory runs out.
+    """
+    if capacity <= 0:
+        raise InputError(f"capacity must be positive, not {capacity}")
+    if tuple(rope.shape) != (capacity, shape.head_dim // 2, 2) or rope.dtype != torch.float32:
+        raise InputError(f"rope must be fp32 {[capacity, shape.head_dim // 2, 2]}, not {rope.dtype} {list(rope.shape)}")
+
+    def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        try:
+            return torch.zeros(extents, dtype=dtype, device=device)
+        except torch.OutOfMemoryError as error:
+            size = dtype.itemsize
+            for extent in extents:
+                size *= extent
+            raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
+
+    cache = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
+    lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
+    return StepBuffers(
+        keys=allocate("key cache", cache, torch.bfloat16),
+        values=allocate("value cache", cache, torch.bfloat16),
+        rope=rope.to(device).contiguous(),
+        windows=torch.tensor(shape.windows, dtype=torch.int32, device=device),
+        state=allocate("state", (2,), torch.int32),
+        scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
+        logits=allocate("logits", (shape.vocab,), torch.float32),
+        routing=allocate("routing", (shape.layers, shape.top_k), torch.int32),
+        sync=allocate("counters", (3 + shape.kv_heads,), torch.int32),
+        lanes=allocate("lanes", lanes, torch.int64),
+    )
+
+
+def step_arguments(weights: StepWeights, buffers: StepBuffers, capacity: int) -> list[nvrtc.Argument]:
+    """The kernel's arguments, in its order."""
+    tensors: list[torch.Tensor | int] = [
+        weights.embedding,
+        weights.qkv,
+        weights.qkv_bias,
+        weights.out,
+        weights.out_bias,
+        weights.gains,
+        weights.router,
+        weights.router_bias,
+        weights.gate_up,
+        weights.gate_up_bias,
+        weights.down,
+        weights.down_bias,
+        weights.head,
+        weights.sinks,
+        buffers.rope,
+        buffers.windows,
+        buffers.keys,
+        buffers.values,
+        capacity,
+        buffers.state,
+        buffers.scratch,
+        buffers.logits,
+        buffers.routing,
+        buffers.sync,
+        buffers.lanes,
+    ]
+    return [ctypes.c_int(item) if isinstance(item, int) else ctypes.c_void_p(item.data_ptr()) for item in tensors]
+
+
+class PersistentEngine:
+    """A model on one device, decoded one launch a step.
+
+    ``logits`` fp32 [vocab] and ``routing`` int32 [layers, top_k] are of the last step. Steps of one engine are ordered
+    by the stream they are enqueued on; two streams need two engines.
+    """
+
+    def __init__(
+        self,
+        shape: StepShape,
+        weights: StepWeights,
+        *,
+        capacity: int,
+        rope: torch.Tensor,
+        plan: StepPlan | None = None,
+        device: torch.device | str = "cuda",
+    ) -> None:
+        if not torch.cuda.is_available():
+            raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+        )
+        properties = torch.cuda.get_device_properties(self.device)
+        if (properties.major, properties.minor) != (9, 0):
+            raise UnfitError(f"the decode step is built for sm_90a, not sm_{properties.major}{properties.minor}")
+        self.shape, self.weights, self.capacity = shape, weights, capacity
+        self.plan = plan or make_plan(shape, properties.multi_processor_count)
+        if self.plan.grid > properties.multi_processor_count:
+            raise UnfitError(
+                f"{self.plan.grid} CTAs cannot be co-resident on {properties.multi_processor_count} multiprocessors"
+            )
+        check_weights(shape, weights, self.device)
+        self.buffers = make_buffers(shape, self.plan, capacity, rope, self.device)
+        self.kernel = nvrtc.Kernel(compile_step(shape, self.plan), smem_bytes=shared_bytes(shape, self.plan))
+        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
+            raise UnfitError(
+                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
+            )
+        self._args = step_arguments(weights, self.buffers, capacity)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Logits of the last step, fp32 [vocab]."""
+        return self.buffers.logits
+
+    @property
+    def routing(self) -> torch.Tensor:
+        """Experts of the last step in order of their logits, int32 [layers, top_k]."""
+        return self.buffers.routing
+
+    def start(self, token: int, position: int = 0) -> None:
+        """Set the token that the next step reads and the position it stands at."""
+        if not 0 <= token < self.shape.vocab:
+            raise InputError(f"token must be 0 to {self.shape.vocab - 1}, not {token}")
+        if not 0 <= position < self.capacity:
+            raise InputError(f"position must be 0 to {self.capacity - 1}, not {position}")
+        self.buffers.state.copy_(torch.tensor([token, position], dtype=torch.int32))
+
+    def step(self) -> None:
+        """Enqueue one step on the current stream; the driver refuses a grid that cannot be co-resident."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        self.kernel.launch(self.plan.grid, self.plan.threads, stream, self._args, cooperative=True)
+
+    def state(self) -> tuple[int, int]:
+        """The next token and its position. Waits for the device."""
+        token, position = self.buffers.state.tolist()
+        return int(token), int(position)
+
+    def check(self) -> None:
+        """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
+        flags = int(self.buffers.sync[2].item())
+        if flags:
+            self.buffers.sync.zero_()
+            raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")
+
+
+def weight_bytes(weights: StepWeights) -> int:
+    """Bytes all weights take in memory."""
+    return sum(int(getattr(weights, field.name).nbytes) for field in fields(StepWeights))

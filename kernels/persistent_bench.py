@@ -1,0 +1,297 @@
+"""Check and time the persistent decode step: ``python3 -m workbench.kernels.persistent_bench --seconds 80``.
+
+Checks against the float64 reference (a tiny model, then two layers of gpt-oss-20b's true shape), then times the whole
+of gpt-oss-20b at one token with random weights: every step's launch gap included, position rising by one a step.
+Prints each result as it comes and the tables last; ``$OUT/persistent_bench.json`` holds every number.
+"""
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workbench.kernels import nvrtc, persistent, persistent_reference
+from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.kernels.mxfp4_bench import measure, read_roof
+from workbench.kernels.mxfp4_tiles import UNIT_WEIGHT_BYTES
+from workbench.kernels.persistent import PersistentEngine, StepPlan
+from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
+
+SMS = 132  # of an H200; a plan is for one card
+GPT_OSS_20B = StepShape(24, 2880, 64, 8, 64, 32, 4, 2880, 201088, (128, 0) * 12)
+TWO_LAYERS = replace(GPT_OSS_20B, layers=2, windows=(128, 0))
+TINY = StepShape(2, 128, 4, 2, 64, 8, 2, 128, 272, (20, 0))
+THETA = 150000.0
+TOLERANCE = 2e-3  # of the logits' norm: fp16 and split-bf16 activations, bf16 keys and values
+
+
+def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over norm of the reference; NaN never passes."""
+    error = (value.to(torch.float64) - reference).norm() / reference.norm()
+    return float(error) if bool(torch.isfinite(error)) else float("inf")
+
+
+def check(name: str, shape: StepShape, positions: list[int], capacity: int, *, seed: int = 0) -> dict[str, Any]:
+    """Run steps at ``positions`` (ascending; a jump finds the cache filled with random numbers) and compare."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    model = persistent_reference.random_model(shape, generator)
+    weights = persistent_reference.pack_model(shape, model)
+    rope = rope_table(capacity, shape.head_dim, THETA, "cuda")
+    plan = persistent.make_plan(shape, SMS)
+    engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan)
+    for cache in (engine.buffers.keys, engine.buffers.values):
+        cache.normal_(generator=generator)
+    keys, values = engine.buffers.keys.clone(), engine.buffers.values.clone()
+    worst, cache_worst, margin = 0.0, 0.0, float("inf")
+    same_experts = same_token = repeatable = True
+    token = 7
+    for position in positions:
+        outputs = []
+        for _ in range(2):
+            engine.start(token, position)
+            engine.buffers.scratch.fill_(float("nan"))
+            engine.logits.fill_(float("nan"))
+            engine.step()
+            wait(f"{name}, position {position}")
+            engine.check()
+            outputs.append(engine.logits.clone())
+        expected = persistent_reference.reference_step(shape, model, token, position, keys, values, rope)
+        worst = max(worst, relative(outputs[0], expected.logits))
+        cache_worst = max(cache_worst, relative(engine.buffers.keys, keys.to(torch.float64)))
+        repeatable &= torch.equal(outputs[0], outputs[1])
+        same_experts &= torch.equal(engine.routing.long(), expected.routing)
+        margin = min(margin, expected.margin)
+        following = int(expected.logits.argmax())
+        same_token &= engine.state() == (following, position + 1)
+        token = following
+    return {
+        "name": name,
+        "positions": positions,
+        "logits_relative": worst,
+        "cache_relative": cache_worst,
+        "same_experts": same_experts,
+        "router_margin": margin,
+        "same_token": same_token,
+        "repeatable": repeatable,
+        "ok": worst < TOLERANCE and cache_worst < TOLERANCE and same_experts and repeatable,
+    }
+
+
+def random_weights(shape: StepShape) -> StepWeights:
+    """Random weights straight in the kernel's layouts, scaled so that activations keep an order of one."""
+    tensors = {}
+    for name, (dtype, extents) in expected_weights(shape).items():
+        tensor = torch.empty(extents, dtype=dtype, device="cuda")
+        if dtype == torch.uint8:
+            weights = extents[-1] // 544 * UNIT_WEIGHT_BYTES
+            for layer in tensor:
+                layer.random_(0, 256)
+                layer[..., weights:] = layer[..., weights:] % 3 + 118
+        elif name == "gains":
+            tensor.fill_(1.0)
+        elif name.endswith("bias") or name == "sinks":
+            tensor.normal_(std=0.2)
+        else:
+            for part in tensor if tensor.numel() > 1 << 30 else (tensor,):
+                part.normal_(std=1.0 if name == "embedding" else shape.hidden**-0.5)
+        tensors[name] = tensor
+    return StepWeights(**tensors)
+
+
+def plans() -> list[tuple[str, StepPlan, int]]:
+    """What is timed: (variant, plan, context), the main question first."""
+    base = persistent.make_plan(GPT_OSS_20B, SMS)
+    return [
+        ("base", base, 512),
+        ("lanes", replace(base, lanes=True), 512),
+        ("base (again)", base, 512),
+        ("no L2 prefetch", replace(base, prefetch_bytes=0), 512),
+        ("prefetch all of QKV", replace(base, prefetch_bytes=229376), 512),
+        ("context 2048", base, 2048),
+        ("64 positions a split", replace(base, split_positions=64), 2048),
+        ("4 stages", replace(base, stages=4), 512),
+        ("9 warps", persistent.make_plan(GPT_OSS_20B, SMS, warps=9), 512),
+    ]
+
+
+def time_plan(name: str, plan: StepPlan, context: int, weights: StepWeights, roof: float) -> dict[str, Any]:
+    """Microseconds a step, back to back, from ``context`` on."""
+    shape, steps = GPT_OSS_20B, 16
+    rope = rope_table(4096, shape.head_dim, THETA, "cuda")
+    engine = PersistentEngine(shape, weights, capacity=4096, rope=rope, plan=plan)
+    engine.buffers.keys.normal_()
+    engine.buffers.values.normal_()
+    engine.start(11, context)
+    engine.step()
+    wait(f"{name}: first step")
+    engine.check()
+    finite = bool(torch.isfinite(engine.logits).all())
+
+    def run() -> None:
+        for _ in range(steps):
+            engine.step()
+
+    times = [us / steps for us in measure(run, repeats=9, warm=1)]
+    engine.check()
+    us = statistics.median(times)
+    total = shape.step_bytes(context + 6 * steps)
+    row = {
+        "variant": name,
+        "context": context,
+        "us": us,
+        "us_spread": [min(times), max(times)],
+        "tokens_per_s": 1e6 / us,
+        "bytes": total,
+        "bytes_per_s": total / (us * 1e-6),
+        "share_of_roof": total / (us * 1e-6) / roof,
+        "registers": engine.kernel.registers,
+        "local_bytes": engine.kernel.local_bytes,
+        "finite": finite,
+        "plan": asdict(plan),
+    }
+    if plan.lanes:
+        row["phases"] = phase_table(engine.buffers.lanes.cpu(), shape.layers)
+    return row
+
+
+def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
+    """Microseconds of each phase, means over layers after the first and over CTAs: ``prepare`` until the activation is
+    ready, ``work`` until the CTA's part is done (``slowest`` over CTAs), ``wait`` until the barrier lets it go."""
+    names = persistent.PHASES
+    rows = []
+    for index, name in enumerate(names):
+        picked = [layer * len(names) + index for layer in range(1, layers)]
+        start, ready, done = (lanes[:, picked, edge].to(torch.float64) for edge in range(3))
+        following = lanes[:, [record + 1 for record in picked], 0].to(torch.float64)
+        if name == "attention":
+            ready = start
+        work = done - ready
+        rows.append(
+            {
+                "phase": name,
+                "prepare": float((ready - start).mean()) / 1e3,
+                "work": float(work.mean()) / 1e3,
+                "slowest": float((done.amax(dim=0) - start.amin(dim=0)).mean()) / 1e3,
+                "wait": float((following - done).mean()) / 1e3,
+                "total": float((following.amin(dim=0) - start.amin(dim=0)).mean()) / 1e3,
+            }
+        )
+    last = lanes[:, layers * len(names)].to(torch.float64)
+    rows.append(
+        {
+            "phase": "head",
+            "prepare": float((last[:, 1] - last[:, 0]).mean()) / 1e3,
+            "work": float((last[:, 2] - last[:, 1]).mean()) / 1e3,
+            "slowest": float(last[:, 2].max() - last[:, 0].min()) / 1e3,
+            "wait": 0.0,
+            "total": float(last[:, 2].max() - last[:, 0].min()) / 1e3,
+        }
+    )
+    return rows
+
+
+def compile_all() -> int:
+    """Compile every kernel the benchmark runs, several at a time; needs no GPU. Returns how many."""
+    jobs: list[Callable[[], nvrtc.Cubin]] = [
+        functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
+    ]
+    pairs = [(shape, persistent.make_plan(shape, SMS)) for shape in (TINY, TWO_LAYERS)]
+    pairs += [(GPT_OSS_20B, plan) for _, plan, _ in plans()]
+    jobs += [functools.partial(persistent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return len(list(pool.map(lambda job: job(), jobs)))
+
+
+def _print_tables(report: dict[str, Any]) -> None:
+    for row in report["timings"]:
+        for phase in row.get("phases", []):
+            cells = " ".join(f"{key} {phase[key]:7.2f}" for key in ("prepare", "work", "slowest", "wait", "total"))
+            print(f"phase {phase['phase']:10} us: {cells}")
+    roof = report["roof"].get("best", float("nan")) / 1e12
+    print(f"{report['device']}, torch {report['torch']}, {report['wall_s']:.0f} s; read roof {roof:.3f} TB/s")
+    for row in report["checks"]:
+        print(f"check {row.get('name', '?'):12} {'pass' if row['ok'] else 'FAIL'} {row.get('error', '')}")
+    print(
+        f"{'variant':22} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
+    )
+    for row in report["timings"]:
+        if "error" in row:
+            print(f"{row['variant']:22} {row['error'][:100]}")
+            continue
+        rates = f"{row['bytes'] / 1e9:6.3f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
+        head = f"{row['variant']:22} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
+        print(f"{head} {rates} {row['registers']:4} {row['local_bytes']:5}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check, time, print; returns 1 if a check fails or the device hangs, 0 otherwise."""
+    parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.persistent_bench", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=80.0, help="stop starting jobs when this is used up")
+    parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
+    options = parser.parse_args(arguments)
+    if options.compile_only:
+        print(f"{compile_all()} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
+        return 0
+    budget = Budget(options.seconds)
+    torch.manual_seed(1)
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "checks": [],
+        "timings": [],
+        "roof": {},
+    }
+    budget.note(f"{report['device']}, torch {report['torch']}")
+    budget.note(f"{compile_all()} kernels compiled")
+    weights: list[StepWeights] = []
+
+    def timed(name: str, plan: StepPlan, context: int) -> dict[str, Any]:
+        if not weights:
+            torch.cuda.empty_cache()
+            weights.append(random_weights(GPT_OSS_20B))
+            wait("random weights", 20.0)
+            budget.note("random weights of gpt-oss-20b made")
+        return time_plan(name, plan, context, weights[0], report["roof"]["best"])
+
+    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+        ("checks", "tiny", lambda: check("tiny", TINY, [*range(12), 30, 31], 64)),
+        ("checks", "two layers", lambda: check("two layers", TWO_LAYERS, [0, 1, 2, 130, 131, 700, 2047], 2048)),
+        ("roof", "roof", read_roof),
+    ]
+    jobs += [("timings", name, functools.partial(timed, name, plan, context)) for name, plan, context in plans()]
+    hung = False
+    for kind, name, job in jobs:
+        if budget.left < 2 or hung:
+            budget.note(f"not run: {name}")
+            continue
+        try:
+            row = job()
+        except DeviceHangError as error:
+            row, hung = {"name": name, "variant": name, "ok": False, "error": str(error)}, True
+        except Exception as error:  # one failure must not hide the others
+            row = {"name": name, "variant": name, "ok": False, "error": f"{type(error).__name__}: {error}"}
+        if kind == "roof":
+            report["roof"] = row
+        else:
+            report[kind].append(row)
+        budget.note(f"{kind} {json.dumps({key: item for key, item in row.items() if key not in ('plan', 'rows')})}")
+        report["wall_s"] = budget.elapsed
+        save(report, "persistent_bench.json")
+    _print_tables(report)
+    if hung:
+        leave(1)
+    budget.finish()
+    return 0 if all(row["ok"] for row in report["checks"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

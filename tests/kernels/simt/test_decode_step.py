@@ -1,0 +1,81 @@
+"""kernels/cuda/persistent.cu, its own source, run on the CPU and held to float64."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference
+from workbench.kernels.persistent import StepPlan
+from workbench.kernels.persistent_shape import StepShape, rope_table
+
+Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
+TINY = persistent_bench.TINY
+WIDE = StepShape(2, 704, 6, 2, 128, 12, 3, 640, 272, (0, 20))  # rows longer than a stage, head_dim 128, group 3
+MANY = StepShape(1, 192, 8, 8, 64, 36, 4, 128, 2000, (0,))  # more than 32 experts, several sums of the head
+
+
+def words(arguments: Sequence[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
+
+
+def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[int], capacity: int) -> None:
+    """Run the kernel on the CPU at ``positions`` and compare with float64."""
+    library = build("persistent.cu", "decode_step.cpp", persistent.macros(shape, plan))
+    assert library.shared_bytes() <= persistent.shared_bytes(shape, plan)
+    generator = torch.Generator().manual_seed(1)
+    model = persistent_reference.random_model(shape, generator)
+    weights = persistent_reference.pack_model(shape, model)
+    rope = rope_table(capacity, shape.head_dim, 10000.0)
+    buffers = persistent.make_buffers(shape, plan, capacity, rope, torch.device("cpu"))
+    buffers.keys.normal_(generator=generator)
+    buffers.values.normal_(generator=generator)
+    keys, values = buffers.keys.clone(), buffers.values.clone()
+    token = 5
+    for seed, position in enumerate(positions):
+        buffers.state.copy_(torch.tensor([token, position], dtype=torch.int32))
+        buffers.scratch.fill_(float("nan"))
+        buffers.logits.fill_(float("nan"))
+        arguments = words(persistent.step_arguments(weights, buffers, capacity))
+        assert library.run_step(arguments, seed) == 0, "the step deadlocked"
+        expected = persistent_reference.reference_step(shape, model, token, position, keys, values, rope)
+        assert persistent_bench.relative(buffers.logits, expected.logits) < persistent_bench.TOLERANCE
+        assert torch.equal(buffers.routing.long(), expected.routing), expected.margin
+        assert persistent_bench.relative(buffers.keys, keys.double()) < persistent_bench.TOLERANCE
+        assert persistent_bench.relative(buffers.values, values.double()) < persistent_bench.TOLERANCE
+        token = int(buffers.logits.argmax())
+        assert buffers.state.tolist() == [token, position + 1]
+        assert not buffers.sync.any()  # ready for the next step, and no error
+
+
+def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
+    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
+    simulated(build_kernel, TINY, plan, [0, 1, 2, 19, 20, 21, 40, 47], 48)
+
+
+def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
+    plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
+    simulated(build_kernel, WIDE, plan, [0, 150, 151], 160)
+
+
+def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
+    plan = dataclasses.replace(
+        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=40), lanes=True
+    )
+    simulated(build_kernel, MANY, plan, [0, 63, 65, 150], 160)
+
+
+def test_a_bad_position_is_flagged_and_nothing_runs(build_kernel: Build) -> None:
+    plan = persistent.make_plan(TINY, 3, warps=3, stages=4)
+    library = build_kernel("persistent.cu", "decode_step.cpp", persistent.macros(TINY, plan))
+    weights = persistent_reference.pack_model(
+        TINY, persistent_reference.random_model(TINY, torch.Generator().manual_seed(0))
+    )
+    buffers = persistent.make_buffers(TINY, plan, 16, rope_table(16, 64, 10000.0), torch.device("cpu"))
+    for state, flag in (([5, 16], 2), ([272, 3], 4)):
+        buffers.state.copy_(torch.tensor(state, dtype=torch.int32))
+        buffers.sync.zero_()
+        assert library.run_step(words(persistent.step_arguments(weights, buffers, 16)), 0) == 0
+        assert buffers.sync[2] == flag
+        assert not buffers.logits.any()
