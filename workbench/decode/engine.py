@@ -1,4 +1,4 @@
-"""The eager engine: draft, verify, commit, one step after another, in plain torch on CPU or CUDA."""
+"""The decode loop: draft, verify, commit, one step after another, over whatever rung runs the target."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -10,11 +10,15 @@ from torch import Tensor
 from workbench.decode.clock import PhaseClock, phase_clock
 from workbench.decode.drafters.protocol import Drafter, Proposal, TargetFeatures
 from workbench.decode.model import Scores, Target
+from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.sampling import draw, probabilities
 from workbench.decode.verify import Verdict, verify_greedy, verify_sampled
 
 Acceptance = Callable[[int], int]
 """Simulated acceptance: how many of n drafted tokens are kept, whatever they are."""
+
+Verify = Callable[[Proposal, Scores, torch.Generator], Verdict]
+"""Decides which drafts stand and what follows them; the default is lossless verification in plain torch."""
 
 Annotate = Callable[[str], AbstractContextManager[object]]
 """Opens a named span for an instrument; the default opens nothing."""
@@ -61,23 +65,27 @@ class SequenceRecord:
     finish: str = "aborted"
 
 
-class EagerEngine:
-    """Runs one sequence at a time. ``acceptance`` overrides verification and makes the output meaningless."""
+class Engine:
+    """Runs one sequence at a time over ``forward``.
+
+    ``acceptance`` overrides verification and makes the output meaningless. ``verify`` replaces the verification in
+    plain torch, ``acceptance`` included.
+    """
 
     def __init__(
         self,
-        target: Target,
+        forward: Forward,
         drafter: Drafter,
         rule: SamplingRule,
         *,
-        capacity: int,
         end_token: int | None = None,
         acceptance: Acceptance | None = None,
+        verify: Verify | None = None,
     ) -> None:
-        self.target, self.drafter, self.rule = target, drafter, rule
+        self.forward, self.drafter, self.rule = forward, drafter, rule
         self.end_token, self.acceptance = end_token, acceptance
-        self._cache = target.new_cache(capacity)
-        self._clock: PhaseClock = phase_clock(target.device)
+        self._judge: Verify = verify or self._verify
+        self._clock: PhaseClock = phase_clock(forward.device)
 
     @torch.inference_mode()
     def decode(
@@ -87,24 +95,24 @@ class EagerEngine:
 
         The first new token comes out of the prefill, so steps commit ``new_tokens - 1`` at most.
         """
-        device, rule = self.target.device, self.rule
+        device, rule = self.forward.device, self.rule
         generator = torch.Generator(device=device).manual_seed(rule.seed)
-        self._cache.length = 0
+        self.forward.length = 0
         self.drafter.reset()
 
         self._clock.mark()
         tokens = torch.tensor([prompt], device=device)
-        scores = self.target.score(tokens, self._cache)
+        scores = self.forward.prefill(tokens)
         first = self._sample(scores.logits[0, -1:], generator)
         self._clock.mark()
         record.prefill_start_ns, record.prefill_end_ns = self._clock.times()
-        self._cache.length = len(prompt)
+        self.forward.length = len(prompt)
         record.tokens.append(first)
         news = torch.tensor([*prompt, first], device=device)
         features = TargetFeatures(scores.hidden[0], scores.taps[0])
 
         while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
-            context = self._cache.length
+            context = self.forward.length
             self._clock.mark()
             with annotate("draft"):
                 self.drafter.observe(news, features)
@@ -112,13 +120,14 @@ class EagerEngine:
                 proposal = _trim(proposal, new_tokens - len(record.tokens))
             self._clock.mark()
             with annotate("forward"):
-                scores = self.target.score(torch.cat((news[-1:], proposal.tokens))[None], self._cache)
+                scores = self.forward.score(torch.cat((news[-1:], proposal.tokens))[None])
             self._clock.mark()
             with annotate("verify"):
-                verdict = self._verify(proposal, scores.logits[0], generator)
+                verdict = self._judge(proposal, scores, generator)
                 committed = self._until_end(verdict.tokens)
-                self._cache.length += len(committed)
-                news = torch.tensor(committed, device=device)
+                self.forward.length += len(committed)
+                on_device = verdict.device_tokens
+                news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
                 features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
                 record.tokens.extend(committed)
             self._clock.mark()
@@ -137,12 +146,12 @@ class EagerEngine:
             )
         record.finish = "eos" if record.tokens[-1] == self.end_token else "length"
 
-    def _verify(self, proposal: Proposal, logits: Tensor, generator: torch.Generator) -> Verdict:
-        draft = proposal.tokens
+    def _verify(self, proposal: Proposal, scores: Scores, generator: torch.Generator) -> Verdict:
+        draft, logits = proposal.tokens, scores.logits[0]
         if self.acceptance is not None:
             kept = self.acceptance(len(draft))
-            own = int(logits[kept].argmax())
-            return Verdict(kept, (*draft[:kept].tolist(), own), (True,) * kept + (False,) * (kept < len(draft)))
+            tokens = torch.cat((draft[:kept], logits[kept].argmax()[None]))
+            return Verdict(kept, tuple(tokens.tolist()), (True,) * kept + (False,) * (kept < len(draft)), tokens)
         if self.rule.temperature == 0:
             return verify_greedy(draft, logits)
         return verify_sampled(draft, proposal.probs, self._distribution(logits), generator)
@@ -159,6 +168,23 @@ class EagerEngine:
         if self.end_token is None or self.end_token not in tokens:
             return tokens
         return tokens[: tokens.index(self.end_token) + 1]
+
+
+class EagerEngine(Engine):
+    """The engine of the eager rung: ``target``'s own forward over a cache of ``capacity`` positions."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: SamplingRule,
+        *,
+        capacity: int,
+        end_token: int | None = None,
+        acceptance: Acceptance | None = None,
+    ) -> None:
+        forward = EagerForward(target, capacity)
+        super().__init__(forward, drafter, rule, end_token=end_token, acceptance=acceptance)
 
 
 def _trim(proposal: Proposal, remaining: int) -> Proposal:

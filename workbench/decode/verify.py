@@ -5,7 +5,7 @@ target. Greedy keeps the longest prefix equal to the target's argmax. Sampling i
 et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). Each call copies its outcome to the host once.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ class Verdict:
     ``accepted``: drafted tokens kept, counted from the front. ``tokens``: what the step commits, the accepted drafts
     and one more from the target, so ``len(tokens) == accepted + 1`` is the accept length with the bonus included.
     ``matches``: whether each drafted token was kept, up to and including the first that was not; positions behind it
-    were never put to the test.
+    were never put to the test. ``device_tokens`` int64: ``tokens`` where the target is, for the next step to start from
+    without a copy back; None where no such tensor was at hand.
     """
 
     accepted: int
     tokens: tuple[int, ...]
     matches: tuple[bool, ...]
+    device_tokens: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 def verify_greedy(draft: Tensor, logits: Tensor) -> Verdict:
@@ -91,7 +93,8 @@ def _verdict(draft: Tensor, kept: Tensor, candidates: Tensor) -> Verdict:
     flags, drafted, own = outcome[:n], outcome[n : 2 * n], outcome[2 * n :]
     accepted = flags.index(0) if 0 in flags else n
     matches = (True,) * accepted + (False,) * (accepted < n)
-    return Verdict(accepted, (*drafted[:accepted], own[accepted]), matches)
+    device_tokens = torch.cat((draft[:accepted], candidates[accepted : accepted + 1]))
+    return Verdict(accepted, (*drafted[:accepted], own[accepted]), matches, device_tokens)
 
 
 def _check(draft: Tensor, rows: Tensor, name: str) -> None:

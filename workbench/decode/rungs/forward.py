@@ -1,0 +1,71 @@
+"""What the engine asks of a rung: scores of tokens at the end of one sequence's cache."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workbench.decode.model import Scores, Target
+
+
+class Forward(Protocol):
+    """One sequence's cache and a way to score tokens at its end; every rung of the ladder is one of these.
+
+    ``length`` is the number of committed positions. Scoring commits nothing: the caller sets ``length`` to what it
+    keeps, and the next call overwrites the rest. The tensors of the scores are valid until the next call.
+    """
+
+    length: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens come from and scores are."""
+
+    def prefill(self, tokens: Tensor) -> Scores:
+        """Run ``tokens`` int64 [1, n] as positions ``length`` onwards.
+
+        ``hidden`` and ``taps`` cover all n positions, ``logits`` at least the last one. Raises InputError where they
+        do not fit the cache.
+        """
+
+    def score(self, tokens: Tensor) -> Scores:
+        """Run ``tokens`` int64 [1, T] as positions ``length`` onwards; raises InputError where they do not fit."""
+
+
+class EagerForward:
+    """The eager rung: the target's own forward, operator by operator, shapes decided on the host.
+
+    ``over_read`` copies every layer's whole cache slab first, as engines that convert their KV pool in every step do
+    (sglang#35291): bytes go with the pool's size instead of the sequence's.
+    """
+
+    def __init__(self, target: Target, capacity: int, *, over_read: bool = False) -> None:
+        self._target = target
+        self._cache = target.new_cache(capacity)
+        self._over_read = over_read
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        return self._cache.length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        self._cache.length = value
+
+    @property
+    def device(self) -> torch.device:
+        """The target's device."""
+        return self._target.device
+
+    def prefill(self, tokens: Tensor) -> Scores:
+        """Run the prompt in one forward."""
+        return self._target.score(tokens, self._cache)
+
+    def score(self, tokens: Tensor) -> Scores:
+        """Run one verify forward."""
+        if self._over_read:
+            for layer in self._cache.layers:
+                layer.keys.clone()
+                layer.values.clone()
+        return self._target.score(tokens, self._cache)
