@@ -69,7 +69,8 @@ def account(bundle: Bundle, variant: str, steps: Steps, floor: Floor | None) -> 
         total = int(draft_floor.sum() + target_floor.sum())
         causes.append(Cause("floor", total, floor.tag, f"byte model over {floor.bytes_per_s / 1e9:.1f} GB/s measured"))
     if busy is None:
-        note = "no traced pass: the verify forward cannot be split" + ("" if floor else "; no byte model or roof either")
+        note = "no traced pass: the verify forward cannot be split"
+        note += "" if floor else "; no byte model or roof either"
         causes.append(Cause("unexplained", int(rest.sum()), "measured", note))
     else:
         # Operators hold the floor's bytes too, so they are compared with the whole forward, then reduced by it.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.decode.precision import TensorClass
 from workbench.diagnose.steps import Ints, Steps
 from workbench.quantity import Tag
 from workbench.trace.bundle import Bundle
@@ -13,14 +14,12 @@ from workbench.trace.bundle import Bundle
 class Floor:
     """Bytes of an average step and the roof they are divided by.
 
-    ``target_bytes`` and ``draft_bytes`` are in the stored format; ``held_bytes`` is what the target's forward reads in
-    the format this engine holds. ``expert_bytes`` is the part of ``target_bytes`` that goes with the number of
-    distinct experts. ``tag`` is that of the byte model.
+    ``target_bytes`` and ``draft_bytes`` are in the stored formats. ``expert_bytes`` is the part of ``target_bytes``
+    that goes with the number of distinct experts. ``tag`` is that of the byte model.
     """
 
     target_bytes: int
     draft_bytes: int
-    held_bytes: int
     expert_bytes: int
     bytes_per_s: int
     roof_note: str
@@ -42,23 +41,22 @@ class Floor:
 _SQL = """
 SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
        coalesce(sum(read_bytes) FILTER (role = 'draft'), 0) AS draft,
-       coalesce(sum(read_bytes) FILTER (tensor_class = 'routed-experts' AND role = 'target'), 0) AS experts,
-       coalesce(sum(read_bytes * (resident_bytes / greatest(stored_bytes, 1))) FILTER (role <> 'draft'), 0) AS held,
+       coalesce(sum(read_bytes) FILTER (tensor_class = ? AND role = 'target'), 0) AS experts,
        CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
 FROM tensors WHERE variant = ?
 """
+_ROOF = "SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured'"
 
 
 def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
     """Read the byte model of ``variant`` and the roof of ``device``; None where the bundle lacks either."""
-    roofs = bundle.query("SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured'", [device]).to_pylist()
-    row = bundle.query(_SQL, [variant]).to_pylist()[0]
+    roofs = bundle.query(_ROOF, [device]).to_pylist()
+    row = bundle.query(_SQL, [TensorClass.ROUTED_EXPERTS.value, variant]).to_pylist()[0]
     if not roofs or not row["target"]:
         return None
     return Floor(
         target_bytes=int(row["target"]),
         draft_bytes=int(row["draft"]),
-        held_bytes=round(row["held"]),
         expert_bytes=int(row["experts"]),
         bytes_per_s=roofs[0]["bytes_per_s"],
         roof_note=roofs[0]["note"],

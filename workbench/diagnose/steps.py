@@ -1,6 +1,7 @@
 """The steps of one variant as arrays: the input of every statistic."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,12 @@ Ints = npt.NDArray[np.int64]
 class Steps:
     """Steps in order, warm-up left out, one array entry each. Times in ns, counts in tokens.
 
+    ``prompt`` numbers the prompts; repetitions of one share its number, a sequence without a record has its own.
     ``experts`` is the number of distinct experts summed over the layers, -1 where it was not recorded.
     """
 
     step_id: Ints
-    sequence: Ints
+    prompt: Ints
     start: Ints
     draft_end: Ints
     forward_end: Ints
@@ -39,13 +41,15 @@ class Steps:
 
 
 _SQL = """
-SELECT step_id, sequence_id, start_ns, draft_end_ns, forward_end_ns, end_ns, width, drafted, accepted, committed,
+SELECT step_id, dense_rank() OVER (ORDER BY prompt_id, CASE WHEN prompt_id IS NULL THEN sequence_id END) AS prompt,
+       start_ns, draft_end_ns, forward_end_ns, end_ns, width, drafted, accepted, committed,
        coalesce(list_sum(experts), -1) AS experts
-FROM steps WHERE variant = ? AND run_pass = ? AND NOT warmup ORDER BY start_ns
+FROM steps LEFT JOIN (SELECT sequence_id, prompt_id FROM sequences) USING (sequence_id)
+WHERE variant = ? AND run_pass = ? AND NOT warmup ORDER BY start_ns
 """
 
 
-def load_steps(bundle: Bundle, variant: str, run_pass: str = "clean") -> Steps:
-    """Read the steps of ``variant`` in one pass ("clean" or "traced")."""
+def load_steps(bundle: Bundle, variant: str, run_pass: Literal["clean", "traced"] = "clean") -> Steps:  # noqa: S107
+    """Read the steps of ``variant`` in one pass."""
     table = bundle.query(_SQL, [variant, run_pass])
     return Steps(*(column.to_numpy(zero_copy_only=False).astype(np.int64) for column in table.columns))

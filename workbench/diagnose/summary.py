@@ -140,10 +140,21 @@ def _variant_json(variant: VariantSummary) -> dict[str, Any]:
         ],
         "greedy_identical_to_plain": None
         if identity is None
-        else {"identical": identity.identical, "same": identity.same, "compared": identity.compared, "baseline": identity.baseline},
+        else {
+            "identical": identity.identical,
+            "same": identity.same,
+            "compared": identity.compared,
+            "baseline": identity.baseline,
+        },
         "wall_ns": variant.accounting.wall_ns,
         "causes": [
-            {"name": cause.name, "total_ns": cause.total_ns, "share": variant.accounting.share(cause), "tag": cause.tag, "note": cause.note}
+            {
+                "name": cause.name,
+                "total_ns": cause.total_ns,
+                "share": variant.accounting.share(cause),
+                "tag": cause.tag,
+                "note": cause.note,
+            }
             for cause in variant.accounting.causes
         ],
     }
