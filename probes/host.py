@@ -27,11 +27,13 @@ class HostProbe:
     def available(self) -> Missing | None:
         """Needs torch with Kineto."""
         if find_spec("torch") is None:
-            return Missing(self.name, "host operators", "torch is not installed", fix="pip install decode-workbench[decode]")
+            fix = "pip install 'decode-workbench[decode]'"
+            return Missing(self.name, "host operators", "torch is not installed", fix=fix)
         import torch
 
         if not torch.profiler.kineto_available():
-            return Missing(self.name, "host operators", "this torch was built without Kineto", fix="use an official build")
+            fix = "use an official build"
+            return Missing(self.name, "host operators", "this torch was built without Kineto", fix=fix)
         return None
 
     def start(self) -> None:
@@ -54,7 +56,7 @@ class HostProbe:
         self._mark()
         self._profiler.__exit__(None, None, None)
         events = self._profiler.profiler.kineto_results.events()
-        offset, residual = self._offset([event.start_ns() for event in events if event.name() == MARKER])
+        offset, residual = self._offset(sorted(event.start_ns() for event in events if event.name() == MARKER))
         rows = [_row(event, offset) for event in events if event.name() != MARKER]
         nested = nest(rows)
         self._profiler = None
@@ -67,17 +69,16 @@ class HostProbe:
                 self._brackets.append((before, time.perf_counter_ns()))
 
     def _offset(self, starts: list[int]) -> tuple[int, int]:
-        """Return (offset, residual) from the markers' start times and their brackets."""
-        ends = [self._best(starts[:MARKS], self._brackets[:MARKS]), self._best(starts[-MARKS:], self._brackets[-MARKS:])]
+        """Return (offset, residual) from the markers' start times, sorted, and their brackets."""
+        pairs = list(zip(self._brackets, starts, strict=True))
+        ends = [self._best(pairs[:MARKS]), self._best(pairs[-MARKS:])]
         offset = sum(middle for middle, _ in ends) // 2
         return offset, max(abs(middle - offset) + half for middle, half in ends)
 
     @staticmethod
-    def _best(starts: list[int], brackets: list[tuple[int, int]]) -> tuple[int, int]:
+    def _best(pairs: list[tuple[tuple[int, int], int]]) -> tuple[int, int]:
         """Return (offset, half width) of the narrowest bracket."""
-        (before, after), start = min(
-            zip(brackets, sorted(starts), strict=True), key=lambda pair: pair[0][1] - pair[0][0]
-        )
+        (before, after), start = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
         return (before + after) // 2 - start, (after - before + 1) // 2
 
 
@@ -96,13 +97,13 @@ def nest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Number the rows by start time and set each one's ``parent_id`` to the row that encloses it on its thread.
 
     ``host_id`` and ``parent_id`` count from 0 within this capture. A row that straddles another's end, which clocks
-    that tick coarsely can produce, is not its child.
+    that tick coarsely can produce, is not its child; nor is one that begins where the other ends.
     """
     ordered = sorted(rows, key=lambda row: (row["start_ns"], -row["end_ns"]))
     stacks: dict[int, list[tuple[int, int]]] = {}
     for number, row in enumerate(ordered):
         stack = stacks.setdefault(row["thread"], [])
-        while stack and stack[-1][1] < row["end_ns"]:
+        while stack and (stack[-1][1] < row["end_ns"] or stack[-1][1] <= row["start_ns"]):
             stack.pop()
         row["host_id"], row["parent_id"] = number, stack[-1][0] if stack else None
         stack.append((number, row["end_ns"]))

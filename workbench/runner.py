@@ -11,19 +11,20 @@ import sys
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
 from workbench.decode.pipeline import Pipeline, TokenPrompt, build_pipeline
 from workbench.decode.tensor_rows import tensor_rows
-from workbench.errors import UnfitError
+from workbench.errors import InputError
 from workbench.hardware import machine_fingerprint, measure_read_roof
 from workbench.probes.host import HostProbe
 from workbench.probes.missing import unmeasured
@@ -41,7 +42,10 @@ STEPS_PER_APPEND = 16
 
 @dataclass(slots=True)
 class Run:
-    """What one run carries along: the open bundle, and counters for ids that are unique in it."""
+    """What one run carries along: the open bundle, and counters for ids that are unique in it.
+
+    ``measured``: by variant, the clean steps that are not warm-up.
+    """
 
     writer: BundleWriter
     progress: Progress
@@ -49,14 +53,15 @@ class Run:
     sequences: int = 0
     host_rows: int = 0
     clocks: list[ClockSource] = field(default_factory=list)
-    widths: dict[str, list[StepRecord]] = field(default_factory=dict)
+    measured: dict[str, list[StepRecord]] = field(default_factory=dict)
 
 
 def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *_: None) -> Path:
     """Run ``scenario`` and write its bundle to the new folder ``out``; return ``out``.
 
-    Raises UnfitError where this machine cannot run a variant, before anything is measured. Whatever happens later, the
-    bundle is readable: an exception leaves it failed, a killed process leaves it open for ``workbench check --salvage``.
+    Raises UnfitError where this machine cannot run a variant and InputError where the scenario makes no sense, before
+    anything is written. Whatever happens later, the bundle is readable: an exception leaves it failed, a killed process
+    leaves it open for ``workbench check --salvage``.
     """
     variants = scenario.variants()
     threads = _threads(variants)
@@ -77,17 +82,16 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     with BundleWriter.create(out, manifest) as writer:
         run = Run(writer, progress)
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
-        if threads:
-            torch.set_num_threads(threads)
-        for repetition in range(max(variant.measure.repetitions for variant in variants)):
+        with _cpu_threads(threads):
+            for repetition in range(max(variant.measure.repetitions for variant in variants)):
+                for pipeline in pipelines:
+                    if repetition < pipeline.variant.measure.repetitions:
+                        _clean_pass(run, pipeline)
             for pipeline in pipelines:
-                if repetition < pipeline.variant.measure.repetitions:
-                    _clean_pass(run, pipeline)
-        for pipeline in pipelines:
-            _write_limits(run, pipeline, _traced_pass(run, pipeline))
-            rows = tensor_rows(pipeline, run.widths[pipeline.variant.name])
-            writer.append("tensors", [{"variant": pipeline.variant.name, **row} for row in rows])
-        writer.update(clock=Clock(name=manifest.clock.name, utc_offset_ns=manifest.clock.utc_offset_ns, sources=run.clocks))
+                _write_limits(run, pipeline, _traced_pass(run, pipeline))
+                rows = tensor_rows(pipeline, run.measured[pipeline.variant.name])
+                writer.append("tensors", [{"variant": pipeline.variant.name, **row} for row in rows])
+        writer.update(clock=msgspec.structs.replace(manifest.clock, sources=run.clocks))
     return out
 
 
@@ -95,8 +99,22 @@ def _threads(variants: list[Variant]) -> int | None:
     """Return the CPU threads all variants agree on: torch's pool is per process, so they cannot differ."""
     wanted = {variant.engine.threads for variant in variants}
     if len(wanted) > 1:
-        raise UnfitError(f"engine.threads: variants ask for {sorted(map(str, wanted))}, a run has one thread pool")
+        raise InputError(
+            f"engine.threads: variants ask for {', '.join(sorted(map(str, wanted)))}, a run has one thread pool",
+            hint="set it once, under [engine]",
+        )
     return wanted.pop()
+
+
+@contextmanager
+def _cpu_threads(count: int | None) -> Iterator[None]:
+    """Let torch use ``count`` threads, and then as many as before: the next run measures its roof with all of them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _write_roofs(run: Run, pipelines: list[Pipeline]) -> None:
@@ -123,7 +141,8 @@ def _clean_pass(run: Run, pipeline: Pipeline) -> None:
     name = pipeline.variant.name
     for index, prompt in enumerate(pipeline.prompts):
         run.progress(f"{name}: clean", index, len(pipeline.prompts))
-        run.widths.setdefault(name, []).extend(_sequence(run, pipeline, prompt, "clean", lambda _: nullcontext()))
+        steps = _sequence(run, pipeline, prompt, "clean", lambda _: nullcontext())
+        run.measured.setdefault(name, []).extend(steps[pipeline.variant.measure.warmup_steps :])
     run.progress(f"{name}: clean", len(pipeline.prompts), len(pipeline.prompts))
     run.writer.flush()
 
@@ -140,15 +159,17 @@ def _traced_pass(run: Run, pipeline: Pipeline) -> list[Missing]:
         return [missing]
     done: list[tuple[int, StepRecord]] = []
     probe.start()
-    for prompt in pipeline.prompts:
-        left = variant.measure.traced_steps - len(done)
-        if left <= 0:
-            break
-        run.progress(f"{variant.name}: traced", len(done), variant.measure.traced_steps)
-        first = run.steps
-        records = _sequence(run, pipeline, prompt, "traced", probe.annotate, limit=left)
-        done.extend(enumerate(records, start=first))
-    capture = probe.stop()
+    try:
+        for prompt in pipeline.prompts:
+            left = variant.measure.traced_steps - len(done)
+            if left <= 0:
+                break
+            run.progress(f"{variant.name}: traced", len(done), variant.measure.traced_steps)
+            first = run.steps
+            records = _sequence(run, pipeline, prompt, "traced", probe.annotate, limit=left)
+            done.extend(enumerate(records, start=first))
+    finally:  # an instrument left on would slow whatever this process does next
+        capture = probe.stop()
     run.progress(f"{variant.name}: traced", len(done), len(done))
     run.clocks.append(
         ClockSource(name=f"{probe.name}: {variant.name}", offset_ns=capture.offset_ns, residual_ns=capture.residual_ns)
@@ -160,23 +181,28 @@ def _traced_pass(run: Run, pipeline: Pipeline) -> list[Missing]:
 def _sequence(
     run: Run, pipeline: Pipeline, prompt: TokenPrompt, run_pass: str, annotate: Annotate, limit: int | None = None
 ) -> list[StepRecord]:
-    """Decode one prompt for at most ``limit`` steps; steps reach the bundle while it runs, the sequence at its end."""
+    """Decode one prompt for at most ``limit`` steps and return them.
+
+    Steps reach the bundle while it runs, the sequence at its end. Where decoding fails, what it did until then is kept.
+    """
     variant = pipeline.variant
     record = SequenceRecord(len(prompt.tokens))
     common = {"variant": variant.name, "run_pass": run_pass, "sequence_id": run.sequences}
     records: list[StepRecord] = []
     rows: list[dict[str, Any]] = []
-    for step in islice(pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, record, annotate), limit):
-        warmup = len(records) < variant.measure.warmup_steps
-        rows.append(common | _step_row(step, run.steps, len(records), warmup=warmup))
-        records.append(step)
-        run.steps += 1
-        if len(rows) == STEPS_PER_APPEND:
-            run.writer.append("steps", rows)
-            rows = []
-    run.writer.append("steps", rows)
-    run.writer.append("sequences", [common | _sequence_row(record, prompt)])
-    run.sequences += 1
+    try:
+        for step in islice(pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, record, annotate), limit):
+            warmup = len(records) < variant.measure.warmup_steps
+            rows.append(common | _step_row(step, run.steps, len(records), warmup=warmup))
+            records.append(step)
+            run.steps += 1
+            if len(rows) == STEPS_PER_APPEND:
+                full, rows = rows, []  # first, so that no row is appended twice should the disk be full
+                run.writer.append("steps", full)
+    finally:
+        run.writer.append("steps", rows)
+        run.writer.append("sequences", [common | _sequence_row(record, prompt)])
+        run.sequences += 1
     return records
 
 
