@@ -3,7 +3,8 @@
 Times are of launches inside one CUDA graph over rotating inputs larger than L2 (launch gaps included: what a step
 would see), the median of several replays. The roof is the read bandwidth measured first in the same run; ``roof %``
 is the kernel's floor bytes over the time, over that roof. Cases marked hot reuse small inputs, as a step does, and
-have no meaningful share of it. The default configuration of a case is always run; the rest of its space as far as the
+have no meaningful share of it. ``overlap`` is the best configuration with programmatic dependent launch (overlap.py),
+``torch`` the library's way. The default configuration of a case is always run; the rest of its space as far as the
 time budget goes. Nothing that fails its check is timed, and a failed check makes the exit status 1.
 
 The table comes last on stdout; ``--json PATH`` (or ``$OUT/kernels_bench.json``) gets every number.
@@ -25,7 +26,8 @@ from typing import Any
 import torch
 
 from workbench.errors import InputError, UnfitError, WorkbenchError
-from workbench.kernels.bench_cases import Case, builders
+from workbench.kernels.bench_case import Case
+from workbench.kernels.bench_cases import builders
 from workbench.kernels.roof import SPACE as ROOF_SPACE
 from workbench.kernels.roof import read_roof
 
@@ -115,6 +117,12 @@ def run_case(case: Case, roof: float, until: float) -> dict[str, Any]:
         "space": len(case.configs),
         "rows": rows,
     }
+    timed = [(row["us"], config) for row, config in zip(rows, case.configs, strict=False) if "us" in row]
+    if case.overlapped is not None and timed:
+        best = min(timed, key=lambda pair: pair[0])[1]
+        launches = [partial(case.overlapped, copy, best) for copy in range(case.copies)] * repeats
+        launches[0]()
+        result["overlap_us"] = graph_us(launches)[0]
     if case.baseline is not None:
         launches = [partial(case.baseline, copy) for copy in range(case.copies)] * repeats
         launches[0]()
@@ -135,8 +143,8 @@ def table(report: dict[str, Any]) -> list[str]:
     lines = [
         f"{report['device']}, torch {report['torch']}, triton {report['triton']}, {report['wall_s']:.0f} s",
         f"read roof {roof / 1e12:.3f} TB/s (measured)",
-        f"{'kernel':24} {'shape':26} {'MB':>7} {'floor':>7} {'default':>8} {'best':>8} {'roof':>6} {'torch':>7}"
-        f" {'err':>8} {'tried':>6}  best configuration",
+        f"{'kernel':24} {'shape':26} {'MB':>7} {'floor':>7} {'default':>8} {'best':>8} {'roof':>6} {'overlap':>8}"
+        f" {'torch':>7} {'err':>8} {'tried':>6}  best configuration",
     ]
     for case in report["cases"]:
         timed = [row for row in case["rows"] if "us" in row]
@@ -146,23 +154,27 @@ def table(report: dict[str, Any]) -> list[str]:
             lines.append(f"{head} {case['failed']}")
             continue
         if not timed:
-            lines.append(f"{head} no configuration ran: {case['rows'][0]}")
+            lines.append(f"{head} none ran: {case['rows'][0]}")
             continue
         best = min(timed, key=lambda row: row["us"])
         first = case["rows"][0].get("us")
         moved = case["floor"]["bytes_read"] + case["floor"]["bytes_written"]
         default = f"{first:8.2f}" if first else f"{'-':>8}"
         baseline = f"{case['baseline_us']:7.2f}" if "baseline_us" in case else f"{'-':>7}"
+        overlap = f"{case['overlap_us']:8.2f}" if "overlap_us" in case else f"{'-':>8}"
         share = f"{best['share_of_roof']:6.1%}" if not case["note"] else f"{'hot':>6}"
         wrong = f"  {len(failed)} WRONG" if failed else ""
         lines.append(
-            f"{head} {moved / 1e6:7.2f} {case['floor_us']:7.2f} {default} {best['us']:8.2f} {share} {baseline}"
-            f" {best['error']:8.1e} {len(case['rows']):>3}/{case['space']:<2}  {_short(best['config'])}{wrong}"
+            f"{head} {moved / 1e6:7.2f} {case['floor_us']:7.2f} {default} {best['us']:8.2f} {share} {overlap}"
+            f" {baseline} {best['error']:8.1e} {len(case['rows']):>3}/{case['space']:<2}"
+            f"  {_short(best['config'])}{wrong}"
         )
     return lines
 
 
 def _short(config: Any) -> str:
+    if isinstance(config, str):
+        return config
     if isinstance(config, list):
         return " + ".join(_short(part) for part in config)
     return "rule" if config is None else ",".join(f"{key}={value}" for key, value in config.items())

@@ -29,7 +29,10 @@ from workbench.kernels.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """``programs`` in the grid; ``kw`` warps share K, ``rw`` groups and ``r`` tiles a warp widen the row tile."""
+    """``programs`` in the grid; ``kw`` warps share K, ``rw`` groups and ``r`` tiles a warp widen the row tile.
+
+    ``unroll`` chunks of 64 columns a warp and loop turn.
+    """
 
     programs: int = 528
     kw: int = 8
@@ -51,6 +54,8 @@ SPACE = (
     HeadConfig(528, 4, 2),
     HeadConfig(528, 8, 1, 1, 2),
     HeadConfig(264, 16),
+    HeadConfig(792, 4),
+    HeadConfig(396, 8, 1, 2),
 )
 
 
@@ -79,6 +84,7 @@ def lm_head_kernel(
     R: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    STAGED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     ROWS: tl.constexpr = RW * R * 16
@@ -90,7 +96,7 @@ def lm_head_kernel(
     total = tl.zeros((ROWS, TN), tl.float32)
     for stride in range(tl.cdiv(tl.cdiv(rows, ROWS) - program, PROGRAMS)):
         block = program + stride * PROGRAMS
-        acc = products_bf16(w_ptr, x_ptr, block, 0, rows, columns, T, TN, KW, RW, R, 1, TURNS, UNROLL, OVERLAP)
+        acc = products_bf16(w_ptr, x_ptr, block, 0, rows, columns, T, TN, KW, RW, R, 1, TURNS, UNROLL, STAGED, OVERLAP)
         row = block * ROWS + tl.arange(0, ROWS)
         ok = (row < rows)[:, None] & (column < T)[None, :]
         if LOGITS:
@@ -204,6 +210,7 @@ def lm_head(
         partial, counters, vocab, hidden, 1.0 / temperature if temperature > 0 else 1.0, SAMPLE=temperature > 0,
         LOGITS=logits is not None, LSE=lse is not None, PROGRAMS=programs, P_WIDE=power_of_2(programs), T=tokens,
         TN=width, KW=config.kw, RW=config.rw, R=config.r, TURNS=-(-a_warp // unroll), UNROLL=unroll,
+        STAGED=False,
         OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=1,
     )  # fmt: skip
     return out

@@ -75,11 +75,14 @@ def router_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    STAGED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, OVERLAP)
+    acc = products_bf16(
+        w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, OVERLAP
+    )
     row = block * (RW * R * 16) + tl.arange(0, RW * R * 16)
     column = tl.arange(0, TN)
     mine = partial_ptr + (part * T + column)[None, :] * rows + row[:, None]

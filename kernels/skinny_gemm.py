@@ -29,10 +29,11 @@ from workbench.kernels.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How the work is cut; powers of two.
+    """How the work is cut; all but ``stages`` powers of two.
 
     ``kw`` warps share a row tile's K, ``rw`` groups of warps take different tiles, ``r`` tiles of 16 rows a warp,
     ``split`` programs share K, ``unroll`` chunks (64 columns BF16, 128 FP8) a warp and loop turn.
+    ``stages`` > 1 lets Triton stream that many turns through shared memory; 1 prefetches one turn into registers.
     """
 
     kw: int = 4
@@ -40,6 +41,7 @@ class SkinnyConfig:
     r: int = 1
     split: int = 1
     unroll: int = 1
+    stages: int = 1
 
     @property
     def num_warps(self) -> int:
@@ -59,6 +61,10 @@ SPACE = (
     SkinnyConfig(2, 2, 1, 16, 1),
     SkinnyConfig(16, 1, 1, 1, 1),
     SkinnyConfig(16, 1, 1, 2, 1),
+    SkinnyConfig(4, 1, 1, 1, 1, 4),
+    SkinnyConfig(8, 1, 1, 1, 1, 4),
+    SkinnyConfig(4, 1, 1, 4, 1, 3),
+    SkinnyConfig(4, 1, 2, 2, 1, 3),
 )
 
 
@@ -120,6 +126,7 @@ def skinny_bf16_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    STAGED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OUT_BF16: tl.constexpr,
@@ -127,7 +134,9 @@ def skinny_bf16_kernel(
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
-    acc = products_bf16(w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, OVERLAP)
+    acc = products_bf16(
+        w_ptr, x_ptr, block, part, rows, columns, T, TN, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, OVERLAP
+    )
     _finish(
         acc, bias_ptr, residual_ptr, y_ptr, partial_ptr, counter_ptr, block, part, rows, T, TN, RW * R * 16, SPLIT,
         BIAS, RESIDUAL, OUT_BF16,
@@ -155,6 +164,7 @@ def skinny_fp8_kernel(
     SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     UNROLL: tl.constexpr,
+    STAGED: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OUT_BF16: tl.constexpr,
@@ -179,6 +189,7 @@ def skinny_fp8_kernel(
         SPLIT,
         TURNS,
         UNROLL,
+        STAGED,
         OVERLAP,
     )
     _finish(
@@ -212,10 +223,11 @@ def cut(config: SkinnyConfig, tokens: int, chunks: int, overlap: bool = False) -
         "SPLIT": config.split,
         "TURNS": -(-a_warp // unroll),
         "UNROLL": unroll,
+        "STAGED": config.stages > 1,
         "OVERLAP": overlap,
         "launch_pdl": overlap,
         "num_warps": config.num_warps,
-        "num_stages": 1,
+        "num_stages": config.stages,
     }
 
 

@@ -74,7 +74,8 @@ def _tokens_bf16(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
 @triton.jit
 def products_bf16(
     w_ptr, x_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr, KW: tl.constexpr, RW: tl.constexpr,
-    R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr, UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
+    R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr, UNROLL: tl.constexpr, STAGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Return W[block] @ x.T of K part ``part``, fp32[RW * R * 16, TN]; W bf16[rows, columns], x bf16[T, columns].
 
@@ -89,18 +90,24 @@ def products_bf16(
     w_at = w_words + block.to(tl.int64) * (RW * R * 16) * (columns // 2) + w_at
     x_at = x_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + x_at
     acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
-    ok = (w_row_ok & (w_chunk < chunks))[:, None]
-    w0_next = tl.load(w_at, mask=ok, other=0, eviction_policy="evict_first")
-    w1_next = tl.load(w_at + 16, mask=ok, other=0, eviction_policy="evict_first")
+    if not STAGED:
+        ok = (w_row_ok & (w_chunk < chunks))[:, None]
+        w0_next = tl.load(w_at, mask=ok, other=0, eviction_policy="evict_first")
+        w1_next = tl.load(w_at + 16, mask=ok, other=0, eviction_policy="evict_first")
     wait_for_previous(OVERLAP)
     for turn in range(TURNS):
-        w0 = w0_next
-        w1 = w1_next
         here = turn * STEP
+        if STAGED:
+            ok = (w_row_ok & (w_chunk + here < chunks))[:, None]
+            w0 = tl.load(w_at + here * 32, mask=ok, other=0, eviction_policy="evict_first")
+            w1 = tl.load(w_at + here * 32 + 16, mask=ok, other=0, eviction_policy="evict_first")
+        else:
+            w0 = w0_next
+            w1 = w1_next
         x_ok = ((token < T) & (x_chunk + here < chunks))[:, None]
         x0 = tl.load(x_at + here * 32, mask=x_ok, other=0)
         x1 = tl.load(x_at + here * 32 + 16, mask=x_ok, other=0)
-        if TURNS > 1:
+        if TURNS > 1 and not STAGED:
             ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
             w0_next = tl.load(w_at + (here + STEP) * 32, mask=ok, other=0, eviction_policy="evict_first")
             w1_next = tl.load(w_at + (here + STEP) * 32 + 16, mask=ok, other=0, eviction_policy="evict_first")
@@ -126,7 +133,8 @@ def _tokens_fp8(x, NW: tl.constexpr, TN: tl.constexpr, UNROLL: tl.constexpr):
 def products_fp8(
     w_ptr, w_scale_ptr, x_ptr, x_scale_ptr, block, part, rows, columns, T: tl.constexpr, TN: tl.constexpr,
     KW: tl.constexpr, RW: tl.constexpr, R: tl.constexpr, SPLIT: tl.constexpr, TURNS: tl.constexpr,
-    UNROLL: tl.constexpr, OVERLAP: tl.constexpr,
+    UNROLL: tl.constexpr, STAGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """As ``products_bf16`` for e4m3 weights (fp32 scales per 128 x 128) and e4m3 x (fp32 scales per 1 x 128).
 
@@ -147,20 +155,26 @@ def products_fp8(
     s_token = tl.arange(0, TN)[None, :]
     x_scale_at = x_scale_ptr + s_token * chunks + s_chunk
     acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
-    ok = (w_row_ok & (w_chunk < chunks))[:, None]
-    w0_next = tl.load(w_at, mask=ok, other=0.0, eviction_policy="evict_first")
-    w1_next = tl.load(w_at + 64, mask=ok, other=0.0, eviction_policy="evict_first")
+    if not STAGED:
+        ok = (w_row_ok & (w_chunk < chunks))[:, None]
+        w0_next = tl.load(w_at, mask=ok, other=0.0, eviction_policy="evict_first")
+        w1_next = tl.load(w_at + 64, mask=ok, other=0.0, eviction_policy="evict_first")
     wait_for_previous(OVERLAP)
     for turn in range(TURNS):
-        w0 = w0_next
-        w1 = w1_next
         here = turn * STEP
+        if STAGED:
+            ok = (w_row_ok & (w_chunk + here < chunks))[:, None]
+            w0 = tl.load(w_at + here * 128, mask=ok, other=0.0, eviction_policy="evict_first")
+            w1 = tl.load(w_at + here * 128 + 64, mask=ok, other=0.0, eviction_policy="evict_first")
+        else:
+            w0 = w0_next
+            w1 = w1_next
         x_ok = ((token < T) & (x_chunk + here < chunks))[:, None]
         x0 = tl.load(x_at + here * 128, mask=x_ok, other=0.0)
         x1 = tl.load(x_at + here * 128 + 64, mask=x_ok, other=0.0)
         w_scale = tl.load(w_scale_at + here, mask=s_row_ok & (s_chunk + here < chunks), other=0.0)
         x_scale = tl.load(x_scale_at + here, mask=(s_token < T) & (s_chunk + here < chunks), other=0.0)
-        if TURNS > 1:
+        if TURNS > 1 and not STAGED:
             ok = (w_row_ok & (w_chunk + here + STEP < chunks))[:, None]
             w0_next = tl.load(w_at + (here + STEP) * 128, mask=ok, other=0.0, eviction_policy="evict_first")
             w1_next = tl.load(w_at + (here + STEP) * 128 + 64, mask=ok, other=0.0, eviction_policy="evict_first")

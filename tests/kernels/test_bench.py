@@ -6,22 +6,23 @@ import pytest
 import torch
 
 from workbench.errors import UnfitError
-from workbench.kernels import bench, bench_cases
-from workbench.kernels.bench_cases import Case, _Experts
+from workbench.kernels import bench, bench_case, bench_cases, bench_dense, bench_experts, bench_sequence
+from workbench.kernels.bench_case import Case
+from workbench.kernels.bench_experts import Experts
 
-TINY = _Experts("tiny", 4, 2, 128, 64, True)
+TINY = Experts("tiny", 4, 2, 128, 64, True)
 
 SMALL: list[Callable[[], Case]] = [
-    lambda: bench_cases._gate_up(TINY, 1),
-    lambda: bench_cases._down(TINY, 2),
-    lambda: bench_cases._expert_pass(TINY, 1),
-    lambda: bench_cases._skinny_bf16("small", 2, 32, 128),
-    lambda: bench_cases._skinny_fp8("small", 1, 32, 256),
-    lambda: bench_cases._live_quant("fused", "small", 1, 64, 256),
-    lambda: bench_cases._gqa("small", 2, 4, 2, 16, 16, 40, None),
-    lambda: bench_cases._gqa("small", 1, 4, 2, 16, 16, 40, 16),
-    lambda: bench_cases._rms_norm(1, 256, True),
-    lambda: bench_cases._router("small", 2, 16, 128, 2),
+    lambda: bench_experts.gate_up_case(TINY, 1),
+    lambda: bench_experts.down_case(TINY, 2),
+    lambda: bench_experts.expert_pass_case(TINY, 1),
+    lambda: bench_dense.skinny_bf16_case("small", 2, 32, 128),
+    lambda: bench_dense.skinny_fp8_case("small", 1, 32, 256),
+    lambda: bench_dense.live_quant_case("fused", "small", 1, 64, 256),
+    lambda: bench_sequence.gqa_case("small", 2, 4, 2, 16, 16, 40, None),
+    lambda: bench_sequence.gqa_case("small", 1, 4, 2, 16, 16, 40, 16),
+    lambda: bench_sequence.rms_norm_case(1, 256, True),
+    lambda: bench_dense.router_case("small", 2, 16, 128, 2),
 ]
 
 
@@ -29,8 +30,8 @@ SMALL: list[Callable[[], Case]] = [
 def test_default_configuration_passes_its_own_check(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, index: int
 ) -> None:
-    monkeypatch.setattr(bench_cases, "DEVICE", str(device))
-    monkeypatch.setattr(bench_cases, "ROTATION_BYTES", 1)
+    monkeypatch.setattr(bench_case, "DEVICE", str(device))
+    monkeypatch.setattr(bench_case, "ROTATION_BYTES", 1)
     torch.manual_seed(index)
     case = SMALL[index]()
     error = case.check(case.configs[0])
