@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from workbench.errors import UnfitError
@@ -29,17 +30,18 @@ def wait(what: str, limit: float = 4.0) -> None:
 
 
 class Budget:
-    """``seconds`` from construction on. If the process outlives it by ``grace`` (a device that hangs blocks every
+    """``seconds`` from the start of the process on, so that slow imports count. If the process outlives it by ``grace`` (a device that hangs blocks every
     call), it prints where it stands and exits with status 1."""
 
     def __init__(self, seconds: float, *, grace: float = 10.0) -> None:
-        self._begin = time.monotonic()
+        before = min(max(time.time() - psutil.Process().create_time(), 0.0), seconds)
+        self._begin = time.monotonic() - before
         self.seconds = seconds
-        faulthandler.dump_traceback_later(seconds + grace, exit=True)
+        faulthandler.dump_traceback_later(seconds - before + grace, exit=True)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since construction."""
+        """Seconds since the process started."""
         return time.monotonic() - self._begin
 
     @property
