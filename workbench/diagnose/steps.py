@@ -13,10 +13,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps in order, warm-up left out, one array entry each. Times in ns, counts in tokens.
+    """Steps in order, warm-up left out, one array entry each. Times in ns, counts in tokens; -1: not recorded.
 
     ``prompt`` numbers the prompts; repetitions of one share its number, a sequence without a record has its own.
-    ``experts`` is the number of distinct experts summed over the layers, -1 where it was not recorded.
+    ``experts`` is the number of distinct experts summed over the layers.
     """
 
     step_id: Ints
@@ -42,7 +42,8 @@ class Steps:
 
 _SQL = """
 SELECT step_id, dense_rank() OVER (ORDER BY prompt_id, CASE WHEN prompt_id IS NULL THEN sequence_id END) AS prompt,
-       start_ns, draft_end_ns, forward_end_ns, end_ns, width, drafted, accepted, committed,
+       start_ns, draft_end_ns, forward_end_ns, end_ns, coalesce(width, -1) AS width, coalesce(drafted, -1) AS drafted,
+       coalesce(accepted, -1) AS accepted, coalesce(committed, -1) AS committed,
        coalesce(list_sum(experts), -1) AS experts
 FROM steps LEFT JOIN (SELECT sequence_id, prompt_id FROM sequences) USING (sequence_id)
 WHERE variant = ? AND run_pass = ? AND NOT warmup ORDER BY start_ns

@@ -56,10 +56,18 @@ class Diagnosis:
 
 
 def diagnose(bundle: Bundle) -> Diagnosis:
-    """Diagnose every variant of ``bundle``. Raises UnfitError where not one has a measured step."""
+    """Diagnose every variant of ``bundle``.
+
+    Raises UnfitError where not one has a measured step, or one has steps that do not say what they committed.
+    """
     summaries, failed = [], []
     for record in bundle.manifest.variants:
         steps = load_steps(bundle, record.name)
+        if unknown := int((steps.committed < 0).sum()):
+            raise UnfitError(
+                f"{bundle.path}: variant {record.name!r}: {unknown} of {len(steps)} steps do not say how many tokens "
+                "they committed, so there is no tok/s"
+            )
         if len(steps):
             summaries.append(_summary(bundle, record.name, record.settings, steps))
         else:

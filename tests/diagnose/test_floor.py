@@ -1,0 +1,65 @@
+from collections.abc import Callable
+
+import pytest
+
+from workbench.diagnose.floor import Floor, load_floor
+from workbench.diagnose.steps import Steps
+from workbench.trace.bundle import Bundle
+
+TENSORS = [
+    {"tensor_class": "qkv", "read_bytes": 600, "tag": "estimated"},
+    {"tensor_class": "routed_experts", "read_bytes": 400, "tag": "estimated"},
+    {"tensor_class": "kv_cache", "role": "kv", "read_bytes": 200, "tag": "estimated"},
+    {"tensor_class": "dflash", "role": "draft", "read_bytes": 90, "tag": "modelled"},
+    {"tensor_class": "routed_experts", "role": "draft", "read_bytes": 10, "tag": "modelled"},
+    {"variant": "other", "read_bytes": 9999},
+]
+ROOFS = [{"bytes_per_s": 2_000_000_000}, {"device": "cuda", "bytes_per_s": 1}]
+
+
+def test_the_floor_is_read_from_the_byte_model_and_the_roof(make_bundle: Callable[..., Bundle]) -> None:
+    bundle = make_bundle({"tensors": TENSORS, "roofs": ROOFS})
+    assert load_floor(bundle, "v", "cpu") == Floor(
+        target_bytes=1200,
+        draft_bytes=100,
+        expert_bytes=400,
+        bytes_per_s=2_000_000_000,
+        roof_note="test",
+        tag="modelled",
+    )
+    plain = make_bundle({"tensors": TENSORS[:3], "roofs": ROOFS})
+    floor = load_floor(plain, "v", "cpu")
+    assert floor is not None
+    assert (floor.draft_bytes, floor.tag) == (0, "estimated")
+
+
+def test_no_floor_without_byte_model_or_measured_roof(make_bundle: Callable[..., Bundle]) -> None:
+    assert load_floor(make_bundle({"roofs": ROOFS}), "v", "cpu") is None
+    assert load_floor(make_bundle({"tensors": TENSORS}), "v", "cpu") is None
+    datasheet = [{"bytes_per_s": 7, "tag": "modelled"}]
+    assert load_floor(make_bundle({"tensors": TENSORS, "roofs": datasheet}), "v", "cpu") is None
+    assert load_floor(make_bundle({"tensors": TENSORS, "roofs": ROOFS}), "v", "tpu") is None
+
+
+@pytest.fixture
+def floor() -> Floor:
+    return Floor(
+        target_bytes=1200, draft_bytes=90, expert_bytes=400, bytes_per_s=10_000_000, roof_note="", tag="estimated"
+    )
+
+
+def test_a_step_s_floor_goes_with_its_own_experts(floor: Floor, make_steps: Callable[..., Steps]) -> None:
+    # 800 bytes whatever happens, 400 with the mean of 10 experts; 100 ns a byte.
+    steps = make_steps(experts=[5, 10, 15])
+    assert floor.target_ns(steps).tolist() == [100_000, 120_000, 140_000]
+
+
+@pytest.mark.parametrize("experts", [[-1, -1], [4, -1], [0, 0]])
+def test_without_recorded_experts_every_step_is_the_average_one(
+    floor: Floor, make_steps: Callable[..., Steps], experts: list[int]
+) -> None:
+    assert floor.target_ns(make_steps(experts=experts)).tolist() == [120_000, 120_000]
+
+
+def test_only_steps_that_drafted_read_the_drafter(floor: Floor, make_steps: Callable[..., Steps]) -> None:
+    assert floor.draft_ns(make_steps(drafted=[3, 0, 1])).tolist() == [9_000, 0, 9_000]
