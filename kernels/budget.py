@@ -30,13 +30,16 @@ def wait(what: str, limit: float = 4.0) -> None:
 
 
 class Budget:
-    """``seconds`` from the start of the process on, so that slow imports count. If the process outlives it by ``grace`` (a device that hangs blocks every
-    call), it prints where it stands and exits with status 1."""
+    """``seconds`` from the start of the process on, so that slow imports count.
+
+    If the process outlives them by ``grace`` (a device that hangs blocks every call), it prints where it stands and
+    exits with status 1.
+    """
 
     def __init__(self, seconds: float, *, grace: float = 10.0) -> None:
-        before = min(max(time.time() - psutil.Process().create_time(), 0.0), seconds)
-        self._begin = time.monotonic() - before
-        self.seconds = seconds
+        before = min(max(time.time() - float(psutil.Process().create_time()), 0.0), seconds)
+        self._begin: float = time.monotonic() - before
+        self.seconds: float = seconds
         faulthandler.dump_traceback_later(seconds - before + grace, exit=True)
 
     @property
