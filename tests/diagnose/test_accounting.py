@@ -97,11 +97,6 @@ NS = st.integers(0, 10**12)
 STEP = st.tuples(NS, NS, NS, NS, st.integers(0, 8), st.integers(-1, 500))
 
 
-@pytest.fixture(scope="module")
-def traced_bundle(tmp_path_factory: pytest.TempPathFactory) -> object:
-    return tmp_path_factory
-
-
 @given(
     table=st.lists(STEP, min_size=1, max_size=30),
     target=st.integers(1, 10**13),
@@ -119,9 +114,7 @@ def test_the_causes_of_any_steps_add_up_to_their_wall_time(
     rate: int,
     busy: float | None,
 ) -> None:
-    gaps, drafts, forwards, verifies, drafted, experts = (
-        np.array(column, dtype=np.int64) for column in zip(*table, strict=True)
-    )
+    gaps, drafts, forwards, verifies, drafted, experts = np.array(table, dtype=np.int64).T
     start = np.cumsum(gaps) + np.concatenate(([0], np.cumsum(drafts + forwards + verifies)[:-1]))
     zero = np.zeros_like(start)
     steps = Steps(

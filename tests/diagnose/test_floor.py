@@ -63,3 +63,14 @@ def test_without_recorded_experts_every_step_is_the_average_one(
 
 def test_only_steps_that_drafted_read_the_drafter(floor: Floor, make_steps: Callable[..., Steps]) -> None:
     assert floor.draft_ns(make_steps(drafted=[3, 0, 1])).tolist() == [9_000, 0, 9_000]
+
+
+def test_nonsense_in_a_foreign_bundle_overflows_nothing(
+    make_bundle: Callable[..., Bundle], make_steps: Callable[..., Steps]
+) -> None:
+    huge = [{"read_bytes": 2**62}, {"read_bytes": 2**62, "role": "draft"}]
+    floor = load_floor(make_bundle({"tensors": huge, "roofs": [{"bytes_per_s": 1}]}), "v", "cpu")
+    assert floor is not None
+    steps = make_steps(drafted=[1] * 1000)
+    assert int((floor.target_ns(steps) + floor.draft_ns(steps)).sum()) == 2 * 1000 * 10**13
+    assert load_floor(make_bundle({"tensors": huge, "roofs": [{"bytes_per_s": 0}]}), "v", "cpu") is None

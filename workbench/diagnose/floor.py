@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.decode.precision import TensorClass
 from workbench.diagnose.steps import Ints, Steps
 from workbench.quantity import Tag
 from workbench.trace.bundle import Bundle
+
+MAX_NS = 10**13
+"""No step takes hours; this keeps nonsense in a foreign bundle from overflowing the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,14 @@ class Floor:
         total = np.full(len(steps), float(self.target_bytes))
         if len(steps) and (steps.experts >= 0).all() and steps.experts.sum() > 0:
             total += self.expert_bytes * (steps.experts / steps.experts.mean() - 1)
-        return np.rint(total * 1e9 / self.bytes_per_s).astype(np.int64)
+        return self._ns(total)
 
     def draft_ns(self, steps: Steps) -> Ints:
         """Return each step's draft floor in ns; 0 for steps that drafted nothing."""
-        value = round(self.draft_bytes * 1e9 / self.bytes_per_s)
-        return np.where(steps.drafted > 0, value, 0).astype(np.int64)
+        return self._ns(np.where(steps.drafted > 0, float(self.draft_bytes), 0.0))
+
+    def _ns(self, count: npt.NDArray[np.float64]) -> Ints:
+        return np.rint(np.minimum(count * 1e9 / self.bytes_per_s, MAX_NS)).astype(np.int64)
 
 
 _SQL = """
@@ -45,7 +51,7 @@ SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
        CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
 FROM tensors WHERE variant = ?
 """
-_ROOF = "SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured'"
+_ROOF = "SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured' AND bytes_per_s > 0"
 
 
 def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
