@@ -84,9 +84,12 @@ def test_prompts_are_cut_to_what_fits(variant: MakeVariant) -> None:
 def test_the_same_variant_builds_the_same_pipeline(variant: MakeVariant) -> None:
     one, same, other = (build_pipeline(variant(f"model.seed={seed}")) for seed in (3, 3, 4))
     assert one.prompts == same.prompts != other.prompts
-    weight = one.engine.target.embed.weight
-    assert weight.equal(same.engine.target.embed.weight)
-    assert not weight.equal(other.engine.target.embed.weight)
+    outputs = []
+    for built in (one, same, other):
+        record = SequenceRecord(3)
+        list(built.engine.decode([1, 2, 3], 10, record))
+        outputs.append(record.tokens)
+    assert outputs[0] == outputs[1] != outputs[2]
 
 
 def test_sampling_settings_reach_the_engine(variant: MakeVariant) -> None:
