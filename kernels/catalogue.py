@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.kernels import (
     attention,
+    bf16_experts,
     chain_verify,
     live_quant,
     lm_head,
@@ -143,6 +144,8 @@ _SKINNY_TYPES = {
     "x_scale_ptr": "*fp32",
     "bias_ptr": "*bf16",
     "residual_ptr": "*bf16",
+    "base_ptr": "*bf16",
+    "h_ptr": "*bf16",
     "y_ptr": "*bf16",
     "correction_ptr": "*fp32",
     "ids_ptr": "*i32",
@@ -156,6 +159,8 @@ _SKINNY_TYPES = {
     "rows": "i32",
     "columns": "i32",
     "factor": "fp32",
+    "alpha": "fp32",
+    "limit": "fp32",
     "inverse_temperature": "fp32",
 }
 
@@ -181,6 +186,13 @@ def _dense(name: str, kernel: Any, tokens: int, rows: int, columns: int, shape: 
     config = skinny_gemm.default_config(rows, columns // (128 if fp8 else 64))
     flags = {"BIAS": True, "RESIDUAL": True, "OUT_BF16": True}
     return _skinny(name, skinny_gemm, kernel, tokens, rows, columns, shape, config, **flags)
+
+
+def _bf16_expert(name: str, kernel: Any, tokens: int, top_k: int, rows: int, shape: str, **flags: bool) -> Entry:
+    columns = {2880: 2880, 768: 2048, 2048: 768}[rows]
+    config = bf16_experts.default_config(rows, columns)
+    pairs = {"TOPK": top_k, "PAIRS": 1 << (tokens * top_k - 1).bit_length()}
+    return _skinny(name, bf16_experts, kernel, tokens, rows, columns, shape, config, **pairs, **flags)
 
 
 def _router(name: str, tokens: int, experts: int, hidden: int, top_k: int, mode: int, shape: str) -> Entry:
@@ -262,6 +274,10 @@ ENTRIES: tuple[Entry, ...] = (
     _expert("down_t1", mxfp4_experts.down_kernel, 1, 4, 180, 45, "gpt-oss, T=1", BIAS=True, BASE=True),
     _expert("down_t16", mxfp4_experts.down_kernel, 16, 4, 180, 45, "gpt-oss, T=16", BIAS=True, BASE=True),
     _expert("down_rank", mxfp4_experts.down_kernel, 1, 8, 384, 4, "GLM-5.2 TP8, T=1", BIAS=False, BASE=False),
+    _bf16_expert("bf16_gate_up_t1", bf16_experts.gate_up_kernel, 1, 4, 2880, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
+    _bf16_expert("bf16_gate_up_t8", bf16_experts.gate_up_kernel, 8, 8, 768, "Qwen3-30B, T=8", GPTOSS=False, BIAS=False),
+    _bf16_expert("bf16_down_t1", bf16_experts.down_kernel, 1, 4, 2880, "gpt-oss, T=1", BIAS=True, BASE=True),
+    _bf16_expert("bf16_down_t8", bf16_experts.down_kernel, 8, 8, 2048, "Qwen3-30B, T=8", BIAS=False, BASE=True),
     _gqa("gqa_t1", "gpt-oss full, T=1", 1, 8, 8, 64, 64, False),
     _gqa("gqa_window_t1", "gpt-oss sliding, T=1", 1, 8, 8, 64, 64, True),
     _gqa("gqa_t16", "Qwen3-30B, T=16", 16, 4, 8, 128, 128, False),

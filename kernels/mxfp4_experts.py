@@ -50,7 +50,8 @@ class ExpertConfig:
     ``kw`` warps of a program share a row tile's K; ``rw`` groups of them take different tiles; ``r`` tiles a warp
     (1 or 2); ``split`` programs share K; a warp takes ``unroll`` chunks of 64 columns a loop turn. All
     powers of two. ``stages`` > 1 lets Triton stream that many turns through shared memory (asynchronous copies, one
-    barrier a turn); 1 requests the next turn's weights into registers, without any barrier.
+    barrier a turn); 1 requests the next turn's weights into registers, without any barrier. ``registers`` caps a
+    thread's registers, 0 for no cap: below what the loop needs, it spills.
     """
 
     kw: int = 8
@@ -59,6 +60,7 @@ class ExpertConfig:
     split: int = 1
     unroll: int = 2
     stages: int = 1
+    registers: int = 0
 
     @property
     def num_warps(self) -> int:
@@ -104,7 +106,8 @@ def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132) -> Exper
 
 
 @triton.jit
-def _activate(gate, up, alpha, limit, GPTOSS: tl.constexpr):
+def activate(gate, up, alpha, limit, GPTOSS: tl.constexpr):
+    """Return ``silu(g) * u``, or gpt-oss's clamped form of it."""
     if GPTOSS:
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -177,7 +180,7 @@ def gate_up_kernel(
         at_bias = bias_ptr + expert.to(tl.int64) * inter * 2 + unit
         gate += tl.load(at_bias, mask=unit < inter, other=0.0).to(tl.float32)[:, :, None]
         up += tl.load(at_bias + inter, mask=unit < inter, other=0.0).to(tl.float32)[:, :, None]
-    h = _activate(gate, up, alpha, limit, GPTOSS) * 18446744073709551616.0
+    h = activate(gate, up, alpha, limit, GPTOSS) * 18446744073709551616.0
     at_h = h_ptr + tl.maximum(owner, 0).to(tl.int64)[None, None, :] * inter + unit[:, :, None]
     tl.store(at_h, h.to(tl.bfloat16), mask=(unit < inter)[:, :, None] & (owner >= 0)[None, None, :])
 
@@ -292,6 +295,7 @@ def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int, overlap: boo
         "launch_pdl": overlap,
         "num_warps": config.num_warps,
         "num_stages": config.stages,
+        **({"maxnreg": config.registers} if config.registers else {}),
     }
 
 

@@ -5,7 +5,8 @@ blocks, activations by groups of 128 columns (DeepSeek-V3's form).
 
 Shapes: x [T, K], W [N, K] in checkpoint order, y bf16 or fp32 [T, N]. BF16: K a multiple of 64. FP8: K of 128,
 w_scales fp32[ceil(N/128), K/128], x_scales fp32[T, K/128]. Byte floor: W once (2 or 1 bytes a weight, and scales),
-x, y. Instruction floor: 1/8 (BF16) or 1/16 (FP8) of an MMA a weight; loads are 1/8 or 1/16: memory-bound by far.
+x, y. Instruction floor a weight: 1/8 of an MMA, 1/8 (FP8 1/16) of a load; FP8 adds 7/4 to decode e4m3 to fp16, because
+sm_90 has FP8 MMAs only through wgmma, whose 64 rows do not suit a split this fine. 13 (FP8: 6.6) fit at the roof.
 
 Split-K is what fills the card at small N: ``split`` programs share K and the last to arrive adds their partial sums
 in fixed order.
@@ -29,11 +30,12 @@ from workbench.kernels.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class SkinnyConfig:
-    """How the work is cut; all but ``stages`` powers of two.
+    """How the work is cut; all but ``stages`` and ``registers`` powers of two.
 
     ``kw`` warps share a row tile's K, ``rw`` groups of warps take different tiles, ``r`` tiles of 16 rows a warp,
     ``split`` programs share K, ``unroll`` chunks (64 columns BF16, 128 FP8) a warp and loop turn.
     ``stages`` > 1 lets Triton stream that many turns through shared memory; 1 prefetches one turn into registers.
+    ``registers`` caps a thread's registers, 0 for no cap: below what the loop needs, it spills.
     """
 
     kw: int = 4
@@ -42,6 +44,7 @@ class SkinnyConfig:
     split: int = 1
     unroll: int = 1
     stages: int = 1
+    registers: int = 0
 
     @property
     def num_warps(self) -> int:
@@ -206,7 +209,7 @@ def floor(tokens: int, rows: int, columns: int, weight_bytes: int) -> Floor:
     return Floor(
         weights * weight_bytes + scales + tokens * columns * weight_bytes,
         2 * tokens * rows,
-        weights * (1 + halves) * weight_bytes // 16,
+        weights * ((2 * (halves + 1)) if weight_bytes == 2 else (1 + 2 * halves + 28)) // 16,
     )
 
 
@@ -228,6 +231,7 @@ def cut(config: SkinnyConfig, tokens: int, chunks: int, overlap: bool = False) -
         "launch_pdl": overlap,
         "num_warps": config.num_warps,
         "num_stages": config.stages,
+        **({"maxnreg": config.registers} if config.registers else {}),
     }
 
 
