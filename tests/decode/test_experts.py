@@ -3,7 +3,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from workbench.decode import experts
 from workbench.decode.experts import Experts
@@ -13,9 +12,13 @@ from workbench.decode.spec import MoE
 HIDDEN, INTER, EXPERTS, TOP_K = 32, 64, 6, 3
 
 
-@pytest.fixture(params=[False, True], ids=["no-bias", "bias"])
+@pytest.fixture(
+    params=[(False, "swiglu"), (True, "swiglu"), (True, "clamped-swiglu")], ids=["plain", "bias", "clamped"]
+)
 def layer(request: pytest.FixtureRequest, randomize: Callable[[nn.Module, int], None]) -> Experts:
-    built = Experts(HIDDEN, MoE(experts=EXPERTS, top_k=TOP_K, inter=INTER, bias=request.param))
+    bias, activation = request.param
+    shape = MoE(experts=EXPERTS, top_k=TOP_K, inter=INTER, bias=bias, activation=activation)
+    built = Experts(HIDDEN, shape)
     randomize(built, 5)
     return built
 
@@ -33,7 +36,13 @@ def token_by_token(layer: Experts, x: Tensor) -> Tensor:
             both = layer.gate_up[expert] @ row
             if layer.gate_up_bias is not None:
                 both = both + layer.gate_up_bias[expert]
-            part = layer.down[expert] @ (F.silu(both[:INTER]) * both[INTER:])
+            gate, up = both[:INTER], both[INTER:]
+            if layer.shape.activation == "swiglu":
+                act = gate / (1 + torch.exp(-gate)) * up
+            else:  # gpt-oss
+                gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+                act = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+            part = layer.down[expert] @ act
             if layer.down_bias is not None:
                 part = part + layer.down_bias[expert]
             out[token] += weight * part
@@ -42,7 +51,7 @@ def token_by_token(layer: Experts, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
 def test_all_three_ways_to_run_the_experts_agree(layer: Experts, count: int) -> None:
-    x = tokens(count)
+    x = 5 * tokens(count)  # far enough to be clamped
     _, weights, indices = layer.route(x)
     expected = token_by_token(layer, x)
     dense = torch.zeros(count, EXPERTS).scatter(-1, indices, weights)
@@ -52,8 +61,9 @@ def test_all_three_ways_to_run_the_experts_agree(layer: Experts, count: int) -> 
         layer._all(x, dense, layer.gate_up, layer.down),
         layer(x[None])[0][0],
         layer.chosen(x)[0],
+        layer.gathered(x)[0],
     ):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_many_tokens_run_all_experts(layer: Experts, monkeypatch: pytest.MonkeyPatch) -> None:
