@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from workbench import __version__
-from workbench.commands import model, scenario
+from workbench.commands import gate, model, scenario
 from workbench.commands.check import check
 from workbench.commands.doctor import doctor
 from workbench.commands.export import export
@@ -25,8 +25,8 @@ from workbench.terminal import printable
 VERBS: tuple[Callable[..., None], ...] = (run, show, report, check, export, doctor)
 """In the order of the help. A verb is a typed function; its docstring is its help."""
 
-GROUPS = (("model", model.app), ("scenario", scenario.app))
-"""Nouns with verbs of their own."""
+GROUPS = (("gate", gate.app), ("model", model.app), ("scenario", scenario.app))
+"""Nouns with verbs of their own; ``gate`` is a verb itself too."""
 
 TRACEBACK = "WORKBENCH_TRACEBACK"
 """Environment variable: when set, errors are printed with their traceback."""

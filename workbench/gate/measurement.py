@@ -1,0 +1,126 @@
+"""What one launch measured for one variant: its speed, its exact counters, and whether it can be used at all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from workbench.diagnose.steps import Steps, load_steps
+from workbench.gate.counters import Counter, is_pinned, read_counters
+from workbench.gate.fingerprint import Facts, facts
+from workbench.quantity import Tag
+from workbench.trace.bundle import Bundle
+
+Metric = Literal["tok_s", "step_p50"]
+METRICS: dict[Metric, tuple[str, str]] = {
+    "tok_s": ("tok/s", "committed tokens over step time; batch 1, prefill and warm-up steps left out"),
+    "step_p50": ("ms", "median step time; warm-up steps left out"),
+}
+"""Unit and meaning."""
+
+MAX_THROTTLED = 0.01
+"""Share of the samples with a throttle reason from which a launch is not comparable."""
+
+NVML = "nvml"
+SM_CLOCK, THROTTLE, FOREIGN = "sm_clock", "throttle_reasons", "foreign_processes"
+"""Counters of source ``nvml`` that are read here: MHz, NVML's bit mask, and processes that are not the run's own."""
+_HARMLESS_REASONS = 0x1 | 0x2
+"""Idle, and clocks set by an application: what NVML lists that slows nothing down unasked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One launch's numbers for one variant, clean steps only. ``p50_ns``: median step time.
+
+    ``pinned``: the same code must commit the same tokens. ``clock_mhz``: mean SM clock while they ran; None where it
+    was not recorded. ``unusable``: why the launch must not be compared; empty where it may.
+    """
+
+    bundle: Path
+    variant: str
+    tokens: int
+    steps: int
+    wall_ns: int
+    p50_ns: float
+    tag: Tag
+    pinned: bool
+    counters: Mapping[str, Counter]
+    facts: Facts
+    created: str
+    clock_mhz: float | None
+    unusable: str
+
+    @property
+    def accept_length(self) -> Fraction:
+        """Committed tokens per step, the bonus token included."""
+        return Fraction(self.tokens, self.steps)
+
+    def speed(self, metric: Metric) -> float:
+        """Return ``metric`` as a speed (more is better): tok/s, or median steps per second."""
+        return self.tokens / (self.wall_ns / 1e9) if metric == "tok_s" else 1e9 / self.p50_ns
+
+    def shown(self, metric: Metric) -> float:
+        """Return ``metric`` in its own unit: tok/s or ms."""
+        return self.speed(metric) if metric == "tok_s" else self.p50_ns / 1e6
+
+
+def measure(path: Path, variant: str) -> Measurement | str:
+    """Read ``variant`` from the bundle at ``path``, or return why it holds nothing that can be compared.
+
+    Raises InputError where the bundle is damaged or missing.
+    """
+    with Bundle.open(path) as bundle:
+        settings = {record.name: record.settings for record in bundle.manifest.variants}.get(variant)
+        if settings is None:
+            return f"holds no variant {variant!r}"
+        if bundle.manifest.state != "sealed":
+            return f"is {bundle.manifest.state}: {bundle.manifest.failure or 'cut off'}"
+        steps = load_steps(bundle, variant)
+        tokens, wall_ns = int(steps.committed.sum()), int(steps.wall.sum())
+        if not tokens or not wall_ns or not (p50_ns := float(np.median(steps.wall))):
+            return "has no measured step"
+        clock_mhz, unusable = _health(bundle, steps)
+        return Measurement(
+            bundle=path,
+            variant=variant,
+            tokens=tokens,
+            steps=len(steps),
+            wall_ns=wall_ns,
+            p50_ns=p50_ns,
+            tag="modelled" if settings.get("drafter", {}).get("kind") == "simulated" else "measured",
+            pinned=is_pinned(settings),
+            counters=read_counters(bundle, variant, settings),
+            facts=facts(bundle, variant, settings),
+            created=bundle.manifest.created,
+            clock_mhz=clock_mhz,
+            unusable=unusable,
+        )
+
+
+_SAMPLES = """
+SELECT name, value FROM counters
+WHERE source = ? AND name IN (?, ?, ?) AND start_ns <= ? AND end_ns >= ?
+"""
+
+
+def _health(bundle: Bundle, steps: Steps) -> tuple[float | None, str]:
+    """Return the mean SM clock during the clean steps, and what disturbed them; None and "" where nothing was read."""
+    window: list[Any] = [int(steps.end.max()), int(steps.start.min())]
+    samples: dict[str, list[float]] = {}
+    for row in bundle.query(_SAMPLES, [NVML, SM_CLOCK, THROTTLE, FOREIGN, *window]).to_pylist():
+        samples.setdefault(row["name"], []).append(row["value"])
+    clocks = samples.get(SM_CLOCK)
+    return (float(np.mean(clocks)) if clocks else None), _disturbance(samples)
+
+
+def _disturbance(samples: Mapping[str, list[float]]) -> str:
+    reasons = samples.get(THROTTLE, [])
+    throttled = sum(int(value) & ~_HARMLESS_REASONS != 0 for value in reasons)
+    if reasons and throttled / len(reasons) > MAX_THROTTLED:
+        return f"throttled in {throttled} of {len(reasons)} samples"
+    if (others := max(samples.get(FOREIGN, [0.0]))) > 0:
+        return f"{others:.0f} foreign processes on the device"
+    return ""
