@@ -4,7 +4,7 @@ The numbers are ptxas's, read back from the cubin with the ``cuobjdump`` that sh
 local memory a thread needs, which in these kernels (no arrays, no calls) is spilled registers. Values are facts of
 the build (estimated where they stand for what happens on a device).
 
-``python -m workbench.kernels.resources [--arch 90] [--only NAME]`` prints one JSON object.
+``python -m workbench.kernels.resources [--arch 90] [--only NAME] [--markdown]`` prints JSON or a table.
 """
 
 import argparse
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Compute capability times ten: Hopper, Blackwell B200, Blackwell Ultra B300.
 TARGETS = (90, 100, 103)
+
+#: Target, kernel, then the fields of ``Resources`` and ``programs_per_sm``, ``shape``, ``spills``.
+Report = dict[str, dict[str, dict[str, int | str]]]
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _REGISTERS_PER_SM = 65536
@@ -119,15 +122,16 @@ def _usage(cubin: bytes, name: str) -> tuple[int, int, int, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print ``{target: {kernel: resources}}`` for every catalogue entry as JSON."""
+    """Print every catalogue entry's resources for every target, as JSON or a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, action="append", choices=TARGETS)
+    parser.add_argument("--markdown", action="store_true", help="print the table of docs/kernels.md instead")
     parser.add_argument("--only", action="append", default=[], help="names of catalogue entries")
     options = parser.parse_args(arguments)
     os.environ.pop("TRITON_INTERPRET", None)
     from workbench.kernels.catalogue import ENTRIES
 
-    report: dict[str, dict[str, dict[str, int | str]]] = {}
+    report: Report = {}
     for target in options.arch or TARGETS:
         rows = report.setdefault(str(target), {})
         for entry in ENTRIES:
@@ -140,9 +144,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "shape": entry.shape,
                 "spills": entry.spills,
             }
-    json.dump(report, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    sys.stdout.write(markdown(report) if options.markdown else json.dumps(report, indent=1) + "\n")
     return 0
+
+
+def markdown(report: Report) -> str:
+    """Return one row a kernel: registers / spilled bytes / shared bytes for every target, programs an SM."""
+    targets = list(report)
+    heads = ["entry", "shape", "warps", *(f"sm_{target}" for target in targets), f"programs / SM, sm_{targets[0]}"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for name, first in report[targets[0]].items():
+        cells = (report[target][name] for target in targets)
+        numbers = " | ".join(f"{row['registers']} / {row['stack_bytes']} / {row['shared_bytes']}" for row in cells)
+        lines.append(f"| {name} | {first['shape']} | {first['num_warps']} | {numbers} | {first['programs_per_sm']} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def test_every_kernel_compiles(report: dict[str, dict[str, dict[str, Any]]], tar
     rows = report[str(target)]
     assert sorted(rows) == sorted(NAMES)
     for name, row in rows.items():
-        assert 16 <= row["registers"] <= 255, name
+        assert 8 <= row["registers"] <= 255, name
         assert row["programs_per_sm"] >= 1, f"{name} does not fit an SM of target {target}"
 
 
@@ -67,3 +68,9 @@ def test_residency_follows_the_scarcest_resource() -> None:
 def test_refuses_to_compile_under_the_interpreter() -> None:
     with pytest.raises(InputError, match="TRITON_INTERPRET is set"):
         compile_resources(ENTRIES[0], 90)
+
+
+def test_the_documentation_lists_every_kernel() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    missing = [name for name in NAMES if f"| {name} |" not in text]
+    assert not missing, f"docs/kernels.md lacks {missing}; run python -m workbench.kernels.resources --markdown"
