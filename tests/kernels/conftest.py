@@ -1,13 +1,17 @@
 """Kernels run on the GPU where there is one, else through Triton's interpreter on CPU tensors."""
 
 import os
+import sys
 
 import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated, so before the first kernel import
+    # Read when Triton is imported, so a test that imported it before these were collected must have set it too.
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+        raise pytest.UsageError("Triton was imported without TRITON_INTERPRET=1; set it in the environment")
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
