@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
 
-.PHONY: run test lint format docs wheel clean
+.PHONY: run test lint format picture wheel clean
 
 run: .venv/.installed
 	.venv/bin/workbench run quickstart
@@ -18,6 +18,15 @@ lint: .venv-test/.installed
 format: .venv-test/.installed
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
+
+# The README's picture: the first screen of a fresh quickstart report, taken with the system's Chromium.
+picture: .venv/.installed
+	rm -rf build/picture && mkdir -p build docs/images
+	.venv/bin/workbench run quickstart --out build/picture
+	chromium --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
+	    --user-data-dir=build/picture-profile --window-size=1180,1130 --virtual-time-budget=8000 \
+	    --screenshot=docs/images/report.png "file://$(CURDIR)/build/picture/report.html"
+	rm -rf build/picture-profile
 
 wheel: .venv-test/.installed
 	rm -rf build dist decode_workbench.egg-info
