@@ -1,0 +1,1 @@
+"""Foreign traces into the bundle's schema."""
