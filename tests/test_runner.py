@@ -11,7 +11,7 @@ import torch
 
 from workbench import runner
 from workbench.decode import engine
-from workbench.decode.engine import EagerEngine, SequenceRecord, StepRecord
+from workbench.decode.engine import Engine, SequenceRecord, StepRecord
 from workbench.diagnose.summary import diagnose
 from workbench.errors import InputError, UnfitError
 from workbench.quantity import Quantity
@@ -314,10 +314,10 @@ def test_steps_reach_the_disk_while_the_run_goes_on(
     out = tmp_path / "live"
     monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(runner, "STEPS_PER_APPEND", 3)
-    decode, held_back = EagerEngine.decode, []
+    decode, held_back = Engine.decode, []
     done = 0
 
-    def watched(self: EagerEngine, *arguments: Any) -> Iterator[StepRecord]:
+    def watched(self: Engine, *arguments: Any) -> Iterator[StepRecord]:
         nonlocal done
         for step in decode(self, *arguments):
             spool = out / "spool" / "steps.arrows"
@@ -326,7 +326,7 @@ def test_steps_reach_the_disk_while_the_run_goes_on(
             yield step
             done += 1
 
-    monkeypatch.setattr(EagerEngine, "decode", watched)
+    monkeypatch.setattr(Engine, "decode", watched)
     run_scenario(scenario("measure.traced_steps=0"), out)
     assert len(held_back) > 60
     assert min(held_back) >= 0
@@ -359,13 +359,13 @@ def test_threads_are_set_for_the_run_alone(
     scenario: MakeScenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen = torch.get_num_threads(), []
-    decode = EagerEngine.decode
+    decode = Engine.decode
 
-    def watched(self: EagerEngine, prompt: list[int], new: int, record: SequenceRecord, *rest: Any) -> Any:
+    def watched(self: Engine, prompt: list[int], new: int, record: SequenceRecord, *rest: Any) -> Any:
         seen.append(torch.get_num_threads())
         return decode(self, prompt, new, record, *rest)
 
-    monkeypatch.setattr(EagerEngine, "decode", watched)
+    monkeypatch.setattr(Engine, "decode", watched)
     run_scenario(scenario("engine.threads=2", "prompts.new_tokens=2", "measure.traced_steps=0"), tmp_path / "out")
     assert set(seen) == {2}
     assert torch.get_num_threads() == before

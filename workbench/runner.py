@@ -23,6 +23,8 @@ import torch
 
 from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
 from workbench.decode.pipeline import Pipeline, TokenPrompt, build_pipeline
+from workbench.decode.rungs.fit import check_variants
+from workbench.decode.rungs.store import WeightStore
 from workbench.decode.tensor_rows import tensor_rows
 from workbench.errors import InputError
 from workbench.hardware import machine_fingerprint, measure_read_roof
@@ -65,10 +67,12 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     """
     variants = scenario.variants()
     threads = _threads(variants)
+    check_variants(variants)
+    store = WeightStore()
     progress("build", 0, len(variants))
     pipelines = []
     for index, variant in enumerate(variants):
-        pipelines.append(build_pipeline(variant))
+        pipelines.append(build_pipeline(variant, store))
         progress("build", index + 1, len(variants))
     manifest = Manifest(
         scenario=scenario.to_json(),

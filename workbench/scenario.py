@@ -27,6 +27,21 @@ Rung = Literal["eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "l
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 """Engine configurations from the slowest to the fastest."""
 
+Fault = Literal[
+    "item-per-step",
+    "pageable-copy",
+    "unfused-sampling",
+    "small-kernels",
+    "low-split",
+    "register-cap",
+    "kv-over-read",
+    "tap-off-by-one",
+    "unshared-head",
+    "w4a8",
+    "graph-break",
+]
+"""Mistakes that can be planted in an engine (workbench/decode/rungs/faults.py, docs/reference/rungs.md)."""
+
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$"
 
 
@@ -69,6 +84,7 @@ class Engine(Section):
     rung: Rung = "eager"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; default: what the library picks")
+    faults: list[Fault] = Field(default=[], description="runtime faults planted on purpose, docs/reference/rungs.md")
 
 
 class Drafter(Section):
@@ -319,6 +335,10 @@ def _look_up(variant: Variant) -> None:
     if (shape := variant.shape_path) and not shape.is_file():
         raise InputError(f"model.shape: no file {shape}", hint="the path is relative to the scenario")
     _ = variant.prompts_path
+    if variant.engine.faults:
+        from workbench.decode.rungs.faults import check_faults
+
+        check_faults(variant)
 
 
 def _toml(text: str, source: str) -> dict[str, Any]:

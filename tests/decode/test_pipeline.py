@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from workbench.decode import pipeline
 from workbench.decode.engine import SequenceRecord
 from workbench.decode.pipeline import build_pipeline, load_tokenizer, resolve_device
 from workbench.decode.presets import load_preset
+from workbench.decode.rungs import fit
 from workbench.decode.weights import shipped_folder
 from workbench.errors import InputError, UnfitError
 from workbench.scenario import Variant, parse_scenario
@@ -104,7 +104,7 @@ def test_sampling_settings_reach_the_engine(variant: MakeVariant) -> None:
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeVariant:
     """``trained(*settings)``: a variant of the shipped model, which is told that it has 96 positions."""
     spec = load_preset("nano").model_copy(update={"max_positions": 96})
-    monkeypatch.setattr(pipeline, "load_preset", lambda name: spec)
+    monkeypatch.setattr(fit, "load_preset", lambda name: spec)
     (tmp_path / "prompts.jsonl").write_text(PROMPTS)
     base = """
     name = "v"
@@ -144,7 +144,7 @@ def test_the_trained_model_comes_in_its_own_format_only(trained: MakeVariant) ->
 @pytest.mark.parametrize(
     ("settings", "kind", "complaint"),
     [
-        (['engine.rung="persistent"'], UnfitError, "variant 'v': engine.rung: 'persistent' is not built"),
+        (['engine.rung="persistent"'], UnfitError, "engine.rung: persistent needs an NVIDIA GPU and torch sees none"),
         (['model.weights="trained"'], InputError, "variant 'v': model.weights: only 'nano' ships trained weights"),
         (['drafter.kind="mtp"'], InputError, "variant 'v': drafter.kind: 'mtp' needs trained weights"),
         (['drafter.kind="dflash"'], InputError, "variant 'v': drafter.kind: 'dflash' needs trained weights"),

@@ -35,7 +35,7 @@ def ngram(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
     (folder / "prompts.jsonl").write_text('{"id": "a", "text": "' + "x" * 60 + '"}\n')
     text = """
     name = "v"
-    model = { shape = "tiny.toml", weights = "random" }
+    model = { shape = "tiny.toml", weights = "random", seed = 1 }
     precision = { policy = "bf16" }
     engine = { device = "cpu" }
     drafter = { kind = "ngram", depth = 5, order = 2 }

@@ -60,7 +60,7 @@ def fake_quantize_groups(x: Tensor, group: int = MX_GROUP) -> Tensor:
     """
     if x.shape[-1] % group:
         raise InputError(f"fp8: shape {tuple(x.shape)}: the last axis must be a multiple of {group}")
-    groups = x.float().unflatten(-1, (-1, group))
+    groups = x.float().reshape(*x.shape[:-1], -1, group)
     scales = _scale(groups.abs().amax(-1, keepdim=True))
     return (_round(groups / scales).float() * scales).flatten(-2).to(x.dtype)
 

@@ -13,15 +13,17 @@ from workbench.decode.drafters.ngram import NGramDrafter
 from workbench.decode.drafters.none import NoDrafter
 from workbench.decode.drafters.protocol import Drafter
 from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
-from workbench.decode.engine import EagerEngine, SamplingRule
+from workbench.decode.engine import Engine, SamplingRule
 from workbench.decode.model import Target
-from workbench.decode.mtp import MtpHead
-from workbench.decode.precision import load_policy
-from workbench.decode.presets import load_preset
+from workbench.decode.precision import Policy, load_policy
 from workbench.decode.prompts import read_prompts
+from workbench.decode.rungs.build import build_rung, drafter_target
+from workbench.decode.rungs.fit import base_format, check_variants, resolve_device, variant_spec
+from workbench.decode.rungs.plan import PLANS
+from workbench.decode.rungs.store import Held, WeightStore
 from workbench.decode.spec import ModelSpec
-from workbench.decode.weights import load_dflash, load_target, random_target, shipped_folder
-from workbench.errors import InputError, UnfitError
+from workbench.decode.weights import load_dflash, shipped_folder
+from workbench.errors import InputError
 from workbench.scenario import Variant
 
 
@@ -35,74 +37,66 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A variant, ready to run. ``dtype``: what the engine holds and computes in, whatever the stored formats."""
+    """A variant, ready to run.
+
+    ``dtype``: what the engine computes in. ``stored`` and ``held``: in which formats the weights are published, and in
+    which this rung keeps and reads them.
+    """
 
     variant: Variant
     spec: ModelSpec
     device: torch.device
     dtype: torch.dtype
-    engine: EagerEngine
+    stored: Policy
+    held: Policy
+    engine: Engine
     prompts: list[TokenPrompt]
 
 
-def build_pipeline(variant: Variant) -> Pipeline:
+def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeline:
     """Build the model, the drafter and the engine that ``variant`` describes.
 
-    Raises UnfitError where the machine cannot run it and InputError where the combination makes no sense.
+    ``store`` keeps weights for the variants that follow; who passes one has checked all variants before the first was
+    built (``check_variants``). Raises UnfitError where the machine cannot run it and InputError where the combination
+    makes no sense.
     """
+    if store is None:
+        check_variants([variant])
+        store = WeightStore()
     where = f"variant {variant.name!r}"
-    if variant.engine.rung != "eager":
-        raise UnfitError(f"{where}: engine.rung: {variant.engine.rung!r} is not built in this version; use 'eager'")
     device = resolve_device(variant.engine.device, where)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    spec = load_preset(str(variant.shape_path or variant.model.preset))
-    target, mtp = _weights(variant, spec, device, dtype, where)
+    spec, plan = variant_spec(variant), PLANS[variant.engine.rung]
+    stored = load_policy(variant.precision.policy, shipped=spec.shipped)
     prompts = _prompts(variant, spec)
     longest = max(len(prompt.tokens) for prompt in prompts)
     # A draft may reach past the last token that is asked for.
     capacity = longest + variant.prompts.new_tokens + variant.drafter.width
-    drafter = _drafter(variant, target, mtp, capacity, where)
+    weights = store.get(variant, spec, device, dtype, packed=plan.packed)
+    drafter = _drafter(variant, weights, capacity, where)
     simulated = variant.drafter.kind == "simulated"
     trained = variant.model.weights == "trained"
-    engine = EagerEngine(
-        target,
+    acceptance = _acceptance(variant) if simulated else None
+    rung = build_rung(variant, weights, capacity, acceptance)
+    engine = Engine(
+        rung.forward,
         drafter,
         SamplingRule(
             temperature=variant.sampling.temperature if variant.sampling.method == "sample" else 0.0,
             top_p=variant.sampling.top_p,
             seed=variant.sampling.seed,
         ),
-        capacity=capacity,
         end_token=0 if trained and not simulated else None,
-        acceptance=_acceptance(variant) if simulated else None,
+        acceptance=acceptance,
+        verify=rung.verify,
     )
-    return Pipeline(variant, spec, device, dtype, engine, prompts)
+    held = plan.held(stored, base_format(device))
+    return Pipeline(variant, spec, device, dtype, stored, held, engine, prompts)
 
 
-def resolve_device(name: str, where: str) -> torch.device:
-    """Turn ``auto``, ``cpu`` or ``cuda`` into a device that exists."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UnfitError(f"{where}: engine.device: 'cuda' asks for an NVIDIA GPU and torch sees none", hint="use 'cpu'")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def _weights(
-    variant: Variant, spec: ModelSpec, device: torch.device, dtype: torch.dtype, where: str
-) -> tuple[Target, MtpHead | None]:
-    policy = load_policy(variant.precision.policy, shipped=spec.shipped)
-    if variant.model.weights == "random":
-        return random_target(spec, seed=variant.model.seed, device=device, dtype=dtype), None
-    if spec.name != "nano":
-        raise InputError(f"{where}: model.weights: only 'nano' ships trained weights", hint="use weights = 'random'")
-    if policy.name != spec.shipped:
-        raise InputError(f"{where}: precision.policy: the trained nano is stored as {spec.shipped!r}")
-    return load_target(spec, shipped_folder(), device=device, dtype=dtype)
-
-
-def _drafter(variant: Variant, target: Target, mtp: MtpHead | None, capacity: int, where: str) -> Drafter:
-    settings = variant.drafter
+def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Drafter:
+    settings, mtp = variant.drafter, weights.mtp
+    target: Target = drafter_target(variant, weights.target)
     match settings.kind:
         case "none":
             return NoDrafter()

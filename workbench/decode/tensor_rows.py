@@ -9,7 +9,7 @@ from workbench.decode.byte_rows import ByteRow, StepBytes
 from workbench.decode.bytes import draft_bytes, step_bytes
 from workbench.decode.engine import StepRecord
 from workbench.decode.pipeline import Pipeline
-from workbench.decode.precision import FORMATS, load_policy
+from workbench.decode.precision import Policy
 
 
 def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
@@ -18,44 +18,52 @@ def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[st
     Expert counts are the measured means per layer, the context is the mean, rounded, and the width is the mean, rounded
     up: a step of width T touches at most min(E, k*T) experts, which is concave in T, so mean counts always fit a mean
     width, while those of a drafter that proposes now nothing and now much need not fit its usual width. ``read_bytes``
-    counts the stored formats; ``resident_bytes`` is what this engine holds, more where it expands weights at load.
+    counts the stored formats; ``resident_bytes`` is what this rung holds, more where it expands weights at load.
     """
     if not steps:
         return []
     spec, variant = pipeline.spec, pipeline.variant
-    policy = load_policy(variant.precision.policy, shipped=spec.shipped)
     width = ceil(fmean(step.width for step in steps))
     context = round(fmean(step.context for step in steps))
     experts = [fmean(column) for column in zip(*(step.experts for step in steps), strict=True)] or None
-    held = pipeline.dtype.itemsize
-    target = step_bytes(spec, policy, width=width, context=context, distinct_experts=experts)
-    rows = _rows(target, "target", held)
+    target, kept = (
+        step_bytes(spec, policy, width=width, context=context, distinct_experts=experts)
+        for policy in (pipeline.stored, pipeline.held)
+    )
+    rows = _rows(target, kept, "target")
     if variant.drafter.kind in ("mtp", "dflash"):
-        draft = draft_bytes(
-            spec,
-            policy,
-            drafter="mtp" if variant.drafter.kind == "mtp" else "dflash",
-            drafts=variant.drafter.depth,
-            catch_up=max(1, round(fmean(len(step.tokens) for step in steps))),
-            context=context,
+        draft, kept = (
+            draft_bytes(
+                spec,
+                policy,
+                drafter="mtp" if variant.drafter.kind == "mtp" else "dflash",
+                drafts=variant.drafter.depth,
+                catch_up=max(1, round(fmean(len(step.tokens) for step in steps))),
+                context=context,
+            )
+            # Drafters run in plain torch whatever the rung: all of theirs is held in what the engine computes in.
+            for policy in (pipeline.stored, Policy("draft as held", default=pipeline.held.default))
         )
-        rows += _rows(draft, "draft", held)
+        rows += _rows(draft, kept, "draft")
     return rows
 
 
-def _rows(model: StepBytes, role: str, held: int) -> list[dict[str, Any]]:
-    return [_row(row, "kv" if row.is_cache and role == "target" else role, model, held) for row in model.rows]
+def _rows(model: StepBytes, kept: StepBytes, role: str) -> list[dict[str, Any]]:
+    """Return the rows of ``model``, each with the size that the same group has in ``kept``."""
+    return [
+        _row(row, "kv" if row.is_cache and role == "target" else role, model, held.stored_bytes)
+        for row, held in zip(model.rows, kept.rows, strict=True)
+    ]
 
 
-def _row(row: ByteRow, role: str, model: StepBytes, held: int) -> dict[str, Any]:
-    elements = row.stored_bytes * 8 / FORMATS[row.format].bits if row.is_cache else row.params
+def _row(row: ByteRow, role: str, model: StepBytes, held_bytes: float) -> dict[str, Any]:
     return {
         "role": role,
         "tensor_class": row.cls.value,
         "format": row.format,
         "parameters": row.params,
         "stored_bytes": round(row.stored_bytes),
-        "resident_bytes": round(elements * held),
+        "resident_bytes": round(held_bytes),
         "read_bytes": round(row.read_bytes),
         "width": model.width,
         "replicated": row.placement == "replicated",

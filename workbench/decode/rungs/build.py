@@ -1,0 +1,94 @@
+"""From a variant and its weights to the forward that runs it, and to the verification that fits that forward."""
+
+from dataclasses import dataclass
+
+import torch
+
+from workbench.decode.engine import Acceptance, Verify
+from workbench.decode.model import Target
+from workbench.decode.rungs.faults import REGISTER_CAP
+from workbench.decode.rungs.faulty import FaultyForward
+from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.rungs.plain import PlainStep
+from workbench.decode.rungs.plan import PLANS, RungPlan
+from workbench.decode.rungs.static import StaticForward
+from workbench.decode.rungs.store import Held
+from workbench.decode.rungs.twin import narrow_activations, shift_taps, unshare_head
+from workbench.decode.rungs.verifiers import DeviceVerifier, UnfusedVerifier
+from workbench.scenario import Fault, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """What the decode loop needs of a rung. ``verify`` None: the loop's own verification in plain torch."""
+
+    forward: Forward
+    verify: Verify | None
+
+
+def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptance | None) -> Runner:
+    """Build the rung of ``variant`` over ``held``, for sequences of up to ``capacity`` positions.
+
+    CUDA graphs are captured here, one for each width that the drafter leads to. The variant was checked before
+    (workbench/decode/rungs/fit.py); memory that runs out here is torch's own error.
+    """
+    plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
+    widths = sorted({1, variant.drafter.width})
+    forward = _forward(plan, faults, held, capacity, widths, capture=True)
+    if faults & {"item-per-step", "pageable-copy"}:
+        forward = FaultyForward(forward, item="item-per-step" in faults, upload="pageable-copy" in faults)
+    if "unfused-sampling" in faults:
+        return Runner(forward, UnfusedVerifier(acceptance))
+    if plan.kernels and not plan.persistent and variant.sampling.method == "greedy":
+        return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance))
+    return Runner(forward, None)
+
+
+def drafter_target(variant: Variant, target: Target) -> Target:
+    """Return the target as the drafter sees it: itself, or a twin with a head of its own."""
+    return unshare_head(target) if "unshared-head" in variant.engine.faults else target
+
+
+def _forward(
+    plan: RungPlan, faults: frozenset[Fault], held: Held, capacity: int, widths: list[int], *, capture: bool
+) -> Forward:
+    target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
+    if plan.persistent:
+        from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
+
+        return PersistentForward(target, held.packed, capacity)
+    if not plan.kernels and "w4a8" in faults:
+        target = narrow_activations(target)
+    if not plan.graph:
+        return EagerForward(target, capacity, over_read="kv-over-read" in faults)
+    slots = capacity + StaticForward.slack(widths)
+    piecewise = "graph-break" in faults
+    if not plan.kernels:
+        plain = PlainStep(target, slots)
+        return StaticForward(
+            plain, device=target.device, capacity=capacity, widths=widths, capture=capture, piecewise=piecewise
+        )
+    from workbench.decode.rungs.fused import FusedFaults, FusedStep  # needs triton
+
+    fused = FusedStep(
+        target,
+        held.packed,
+        plan,
+        slots,
+        sms=_multiprocessors(target.device),
+        faults=FusedFaults(
+            small_kernels="small-kernels" in faults,
+            low_split="low-split" in faults,
+            over_read="kv-over-read" in faults,
+            registers=REGISTER_CAP if "register-cap" in faults else 0,
+            narrow="w4a8" in faults,
+        ),
+    )
+    return StaticForward(
+        fused, device=target.device, capacity=capacity, widths=widths, capture=capture, piecewise=piecewise
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    """Return the card's multiprocessors; an H200's where there is no card (Triton's interpreter)."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

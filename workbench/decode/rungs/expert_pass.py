@@ -1,0 +1,126 @@
+"""The routed experts of one layer on the kernel rungs, added to the residual stream."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from workbench.decode.experts import ALPHA, LIMIT, Experts
+from workbench.decode.fp8 import fake_quantize_groups
+from workbench.decode.rungs.packed import PackedExperts, bias_rows
+from workbench.decode.rungs.products import Cut
+from workbench.decode.spec import Activation
+from workbench.kernels import bf16_experts, mxfp4_experts
+from workbench.kernels.mxfp4_experts import ExpertConfig
+from workbench.kernels.skinny_gemm import SkinnyConfig
+from workbench.kernels.workspace import Workspace
+
+_ACTIVATIONS: dict[Activation, Literal["silu", "gptoss"]] = {"swiglu": "silu", "clamped-swiglu": "gptoss"}
+
+
+class ExpertPass(Protocol):
+    """All chosen experts of one layer."""
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, workspace: Workspace) -> None:
+        """Add the weighted outputs of ``ids`` int32 [T, k] for normed ``x`` [T, H] to ``residual`` [T, H]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Pass:
+    """Packed experts through the MXFP4 kernels. ``narrow``: activations are rounded to MXFP8 first (W4A8).
+
+    The rounding is a chain of small operators and the product stays W4A16: what W4A8 does to the numbers, not to time.
+    """
+
+    packed: PackedExperts
+    activation: Activation
+    cut: Cut
+    narrow: bool = False
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, workspace: Workspace) -> None:
+        """Two launches: gate-up with activation, down with combine."""
+        x = fake_quantize_groups(x) if self.narrow else x
+        hidden = mxfp4_experts.gate_up(
+            x,
+            ids,
+            *self.packed.gate_up,
+            bias=self.packed.gate_up_bias,
+            activation=_ACTIVATIONS[self.activation],
+            alpha=ALPHA,
+            limit=LIMIT,
+            workspace=workspace,
+            config=self._config(self.packed.gate_up[0], ids),
+        )
+        hidden = fake_quantize_groups(hidden) if self.narrow else hidden
+        mxfp4_experts.down(
+            hidden,
+            ids,
+            weights,
+            *self.packed.down,
+            bias=self.packed.down_bias,
+            base=residual,
+            out=residual,
+            workspace=workspace,
+            config=self._config(self.packed.down[0], ids),
+        )
+
+    def _config(self, words: Tensor, ids: Tensor) -> ExpertConfig:
+        config = mxfp4_experts.default_config(words.shape[1], words.shape[2], ids.numel(), self.cut.sms)
+        return replace(config, split=config.split if self.cut.split else 1, registers=self.cut.registers)
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Pass:
+    """Expanded experts through the bfloat16 kernels."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    activation: Activation
+    cut: Cut
+    narrow: bool = False
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, workspace: Workspace) -> None:
+        """Two launches: gate-up with activation, down with combine."""
+        x = fake_quantize_groups(x) if self.narrow else x
+        hidden = bf16_experts.gate_up(
+            x,
+            ids,
+            self.gate_up,
+            bias=self.gate_up_bias,
+            activation=_ACTIVATIONS[self.activation],
+            alpha=ALPHA,
+            limit=LIMIT,
+            config=self._config(self.gate_up.shape[1] // 2, self.gate_up.shape[2]),
+        )
+        hidden = fake_quantize_groups(hidden) if self.narrow else hidden
+        bf16_experts.down(
+            hidden,
+            ids,
+            weights,
+            self.down,
+            bias=self.down_bias,
+            base=residual,
+            out=residual,
+            workspace=workspace,
+            config=self._config(self.down.shape[1], self.down.shape[2]),
+        )
+
+    def _config(self, rows: int, columns: int) -> SkinnyConfig:
+        return replace(bf16_experts.default_config(rows, columns), registers=self.cut.registers)
+
+
+def expert_pass(ffn: Experts, packed: PackedExperts | None, cut: Cut, *, narrow: bool) -> ExpertPass:
+    """Return the pass over one layer's experts: ``packed`` ones, else ``ffn``'s own."""
+    if packed is not None:
+        return Mxfp4Pass(packed, ffn.shape.activation, cut, narrow)
+    return Bf16Pass(
+        ffn.gate_up.detach(),
+        ffn.down.detach(),
+        bias_rows(ffn.gate_up_bias, 2),
+        bias_rows(ffn.down_bias, 1),
+        ffn.shape.activation,
+        cut,
+        narrow,
+    )

@@ -1,0 +1,169 @@
+"""Whether this machine and these kernels can run a scenario's variants: asked of all before anything is built."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from workbench.decode.precision import Policy, TensorClass, load_policy
+from workbench.decode.presets import load_preset
+from workbench.decode.rungs.faults import check_faults
+from workbench.decode.rungs.plan import FP8_CLASSES, MAX_WIDTH, PLANS
+from workbench.decode.spec import GQA, ModelSpec
+from workbench.decode.tensors import target_weights
+from workbench.errors import InputError, UnfitError
+from workbench.scenario import Variant
+
+SPARE_BYTES = 4 << 30
+"""Left free on a GPU for activations, graphs, workspaces and the roof's buffer."""
+
+
+def check_variants(variants: Sequence[Variant]) -> None:
+    """Raise UnfitError where this machine cannot run one of ``variants``, InputError where one makes no sense.
+
+    Either names the variant and the field, or all rungs that lack a GPU. Nothing is allocated.
+    """
+    _check_devices(variants)
+    for variant in variants:
+        check_variant(variant, variant_spec(variant))
+    _check_memory(variants)
+
+
+def variant_spec(variant: Variant) -> ModelSpec:
+    """Return the model that ``variant`` names."""
+    return load_preset(str(variant.shape_path or variant.model.preset))
+
+
+def resolve_device(name: str, where: str) -> torch.device:
+    """Turn ``auto``, ``cpu`` or ``cuda`` into a device that exists."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnfitError(f"{where}: engine.device: 'cuda' asks for an NVIDIA GPU and torch sees none", hint="use 'cpu'")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def base_format(device: torch.device) -> str:
+    """Return the format that engines compute in on ``device``: bf16 on CUDA, fp32 on the CPU."""
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def _check_devices(variants: Sequence[Variant]) -> None:
+    rungs = [rung for rung, plan in PLANS.items() if plan.needs_gpu and any(v.engine.rung == rung for v in variants)]
+    if rungs and not torch.cuda.is_available():
+        named = ", ".join(rungs)
+        raise UnfitError(
+            f"engine.rung: {named} {'needs' if len(rungs) == 1 else 'need'} an NVIDIA GPU and torch sees none, so no "
+            "variant was run",
+            hint="use rung 'eager', or a machine with a GPU",
+        )
+    for variant in variants:
+        where = f"variant {variant.name!r}"
+        if resolve_device(variant.engine.device, where).type == "cpu" and variant.engine.rung in rungs:
+            raise InputError(f"{where}: engine.device: rung {variant.engine.rung!r} runs on 'cuda' only")
+
+
+def check_variant(variant: Variant, spec: ModelSpec) -> None:
+    """Raise InputError where rung, shape, precision and faults of ``variant`` do not go together."""
+    where, rung = f"variant {variant.name!r}", variant.engine.rung
+    plan, policy = PLANS[rung], load_policy(variant.precision.policy, shipped=spec.shipped)
+    check_faults(variant)
+    if plan.packed and (spec.moe is None or policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4"):
+        held = "none" if spec.moe is None else policy.of(TensorClass.ROUTED_EXPERTS).name
+        raise InputError(
+            f"{where}: precision.policy: rung {rung!r} needs routed experts in mxfp4, {policy.name!r} of {spec.name} "
+            f"has {held}",
+            hint="use mxfp4-experts or mxfp4-experts-fp8",
+        )
+    if plan.dense != "bf16" and any(policy.of(cls).name != "fp8" for cls in FP8_CLASSES):
+        raise InputError(
+            f"{where}: precision.policy: rung {rung!r} needs qkv and o_proj in fp8, {policy.name!r} has "
+            f"{policy.of(TensorClass.QKV).name} and {policy.of(TensorClass.O_PROJ).name}",
+            hint="use mxfp4-experts-fp8",
+        )
+    if "w4a8" in variant.engine.faults and policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4":
+        raise InputError(
+            f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4", hint="change precision.policy"
+        )
+    if plan.persistent and variant.drafter.kind != "none":
+        raise InputError(f"{where}: drafter.kind: rung 'persistent' runs one token a step", hint="use kind 'none'")
+    if plan.kernels:
+        _check_kernels(spec, variant.drafter.width, where)
+
+
+def _check_kernels(spec: ModelSpec, width: int, where: str) -> None:
+    """Raise InputError for a shape that the Triton kernels cannot take, before the first of them is launched."""
+    if width > MAX_WIDTH:
+        raise InputError(f"{where}: drafter.depth: kernel rungs score up to {MAX_WIDTH} tokens a step, not {width}")
+    columns = {"hidden": spec.hidden}
+    if spec.moe is not None:
+        columns["moe.inter"] = spec.moe.inter
+    if spec.dense_inter is not None and spec.layers > spec.moe_layers:
+        columns["dense_inter"] = spec.dense_inter
+    for name, value in columns.items():
+        if value % 64:
+            raise InputError(f"{where}: {spec.name}: {name}: {value} is not a multiple of 64, as the kernels need")
+    for shape in {spec.mixer_spec(layer) for layer in range(spec.layers)}:
+        if not isinstance(shape, GQA):
+            raise InputError(f"{where}: {spec.name}: attention: the kernel rungs run grouped-query attention only")
+        sizes = (16, 32, 64, 128, 256)
+        if shape.qk_dim not in (*sizes, 192) or shape.v_dim not in sizes:
+            raise InputError(
+                f"{where}: {spec.name}: attention: head sizes {shape.qk_dim} and {shape.v_dim} are not the kernels'"
+            )
+        if width * shape.heads // shape.kv_heads > 256:
+            raise InputError(
+                f"{where}: drafter.depth: {width} tokens of {shape.heads // shape.kv_heads} query heads a KV head are "
+                "more than the attention kernel's 256 rows"
+            )
+
+
+def held_bytes(spec: ModelSpec, held: Policy) -> Counter[TensorClass]:
+    """Return the bytes that the target's weights take in the formats of ``held``, class by class."""
+    total: Counter[TensorClass] = Counter()
+    for group in target_weights(spec):
+        if group.stored:
+            total[group.cls] += group.unit_bytes(held) * group.copies
+    return total
+
+
+def _check_memory(variants: Sequence[Variant]) -> None:
+    """Raise UnfitError naming the largest tensor class where the distinct sets of weights exceed what is free."""
+    needed: dict[str, Counter[str]] = {"cpu": Counter(), "cuda": Counter()}
+    seen: set[tuple[object, ...]] = set()
+    for variant in variants:
+        spec, where = variant_spec(variant), f"variant {variant.name!r}"
+        plan, device = PLANS[variant.engine.rung], resolve_device(variant.engine.device, where)
+        policy, base = load_policy(variant.precision.policy, shipped=spec.shipped), base_format(device)
+        held = plan.held(policy, base)
+        form = (plan.packed, plan.dense, plan.persistent)
+        key = (spec, variant.model.weights, variant.model.seed, policy.name, device.type, form)
+        if key in seen:
+            continue
+        seen.add(key)
+        bytes_of = needed[device.type]
+        for cls, size in held_bytes(spec, held).items():
+            bytes_of[f"{cls} in {held.of(cls).name}"] += size
+        free = free_bytes(device)
+        if bytes_of.total() > free:
+            name, size = bytes_of.most_common(1)[0]
+            raise UnfitError(
+                f"{where}: rung {variant.engine.rung!r} of {spec.name}: {size} bytes of {name}, {bytes_of.total()} "
+                f"with all else that the run holds, exceed the {free} bytes free on the {device.type}",
+                hint=""
+                if plan.packed or spec.moe is None
+                else f"rung 'fp4' keeps the experts packed, {_packed(spec)} bytes",
+            )
+
+
+def _packed(spec: ModelSpec) -> int:
+    policy = Policy("packed", {TensorClass.ROUTED_EXPERTS: "mxfp4"})
+    return held_bytes(spec, policy)[TensorClass.ROUTED_EXPERTS]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the memory that weights may take on ``device``."""
+    if device.type == "cuda":
+        return max(0, torch.cuda.mem_get_info(device)[0] - SPARE_BYTES)
+    return int(psutil.virtual_memory().available)

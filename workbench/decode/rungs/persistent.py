@@ -1,0 +1,155 @@
+"""The persistent rung: one launch takes a token through the whole model (workbench/kernels/persistent.py).
+
+The kernel is written for the gpt-oss family: clamped activation, no QK-norm, one head size. It has its own layout of
+every weight, and it runs one token a step, so it goes with no drafter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from workbench.decode.experts import ALPHA, LIMIT, Experts
+from workbench.decode.model import Block, Scores, Target
+from workbench.decode.rungs.packed import PackedExperts
+from workbench.decode.spec import GQA, ModelSpec
+from workbench.errors import InputError
+from workbench.kernels import persistent_layout, persistent_reference
+from workbench.kernels.mxfp4_layout import restore
+from workbench.kernels.persistent import PersistentEngine
+from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
+
+NO_SINK = -1e30
+"""A sink that takes no part in the softmax."""
+
+
+def step_shape(spec: ModelSpec) -> StepShape:
+    """Return ``spec`` as the kernel takes it; raises InputError, naming the field, for a model it does not."""
+    shapes = {spec.mixer_spec(layer) for layer in range(spec.layers)}
+    shape = spec.attention
+    if len(shapes) > 1 or not isinstance(shape, GQA) or shape.qk_norm or shape.qk_dim != shape.v_dim:
+        raise InputError(f"{spec.name}: attention: the persistent step takes one GQA shape, no QK-norm, one head size")
+    if spec.moe is None or spec.moe_layers < spec.layers or spec.moe.activation != "clamped-swiglu":
+        raise InputError(f"{spec.name}: moe: the persistent step takes experts in every layer, clamped-swiglu")
+    return StepShape(
+        layers=spec.layers,
+        hidden=spec.hidden,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.qk_dim,
+        experts=spec.moe.experts,
+        top_k=spec.moe.top_k,
+        inter=spec.moe.inter,
+        vocab=spec.vocab,
+        windows=tuple((spec.window or 0) if mixer == "sliding" else 0 for mixer in spec.mixers),
+        eps=spec.norm_eps,
+        limit=LIMIT,
+        alpha=ALPHA,
+    )
+
+
+def checkpoint_layer(block: Block, packed: PackedExperts) -> persistent_reference.LayerWeights:
+    """Return one layer in the form that the kernel's packing starts from; absent biases and sinks are neutral ones."""
+    attention, ffn = block.attention, block.ffn
+    assert isinstance(ffn, Experts)  # noqa: S101 - checked by step_shape
+    parts = (attention.q, attention.k, attention.v)
+    gate_up, gate_up_scales = restore(*packed.gate_up, "interleaved")
+    down, down_scales = restore(*packed.down, "plain")
+    moe, hidden = ffn.shape, block.ffn_norm.weight.shape[0]
+    bias = packed.gate_up_bias
+    zeros = block.ffn_norm.weight.new_zeros
+    return persistent_reference.LayerWeights(
+        attention_norm=block.attention_norm.weight,
+        qkv=torch.cat([part.weight for part in parts]),
+        qkv_bias=torch.cat([_bias(part) for part in parts]),
+        sinks=zeros(attention.shape.heads) + NO_SINK if attention.sinks is None else attention.sinks,
+        out=attention.o.weight,
+        out_bias=_bias(attention.o),
+        mlp_norm=block.ffn_norm.weight,
+        router=ffn.router.weight,
+        router_bias=_bias(ffn.router),
+        gate_up=gate_up,
+        gate_up_scales=gate_up_scales,
+        gate_up_bias=zeros(moe.experts, 2 * moe.inter) if bias is None else bias.transpose(1, 2).flatten(1),
+        down=down,
+        down_scales=down_scales,
+        down_bias=zeros(moe.experts, hidden) if packed.down_bias is None else packed.down_bias,
+    )
+
+
+def _bias(part: torch.nn.Linear) -> Tensor:
+    return part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias
+
+
+@torch.no_grad()
+def step_weights(target: Target, packed: Sequence[PackedExperts], shape: StepShape) -> StepWeights:
+    """Return ``target``'s weights in the kernel's layouts, packed layer by layer into their final place."""
+    device = target.device
+    places = {
+        name: torch.empty(extents, dtype=dtype, device=device)
+        for name, (dtype, extents) in expected_weights(shape).items()
+    }
+    single = replace(shape, layers=1, windows=(0,), vocab=16)
+    ends = (target.embed.weight[:16], target.norm.weight, target.head_weight[:16])
+    for index, (block, experts) in enumerate(zip(target.blocks, packed, strict=True)):
+        assert isinstance(block, Block)  # noqa: S101 - for the type checker
+        model = persistent_reference.ModelWeights(ends[0], (checkpoint_layer(block, experts),), ends[1], ends[2])
+        layer = persistent_reference.pack_model(single, model)
+        for field in fields(StepWeights):
+            if field.name == "gains":
+                places["gains"][2 * index : 2 * index + 2] = layer.gains[:2]
+            elif field.name not in ("embedding", "head"):
+                places[field.name][index] = getattr(layer, field.name)[0]
+    places["gains"][-1] = target.norm.weight
+    places["embedding"] = target.embed.weight.detach()
+    places["head"] = persistent_layout.pack_matrix(target.head_weight.detach())
+    return StepWeights(**places)
+
+
+class PersistentForward:
+    """The persistent kernel as a forward of one token a step. Scores have logits and experts; no hidden state leaves
+    the launch, so ``hidden`` is NaN: whoever reads it is found out."""
+
+    def __init__(self, target: Target, packed: Sequence[PackedExperts], capacity: int) -> None:
+        """Raises InputError for a model the kernel does not take, UnfitError without a GPU of compute capability 9."""
+        spec, shape = target.spec, step_shape(target.spec)
+        self.length = 0
+        self._capacity = capacity
+        rope = rope_table(capacity, shape.head_dim, spec.rope_theta, target.device)
+        weights = step_weights(target, packed, shape)
+        self._engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, device=target.device)
+        self._hidden = torch.full((1, 1, spec.hidden), float("nan"), dtype=target.dtype, device=target.device)
+
+    @property
+    def device(self) -> torch.device:
+        """The kernel's device."""
+        return self._engine.device
+
+    def prefill(self, tokens: Tensor) -> Scores:
+        """Run the prompt token by token."""
+        count, committed = tokens.shape[1], self.length
+        try:
+            for index in range(count):
+                self.length = committed + index
+                scores = self.score(tokens[:, index : index + 1])
+        finally:
+            self.length = committed
+        return replace(scores, hidden=self._hidden.expand(1, count, -1), taps=scores.taps.expand(1, count, -1, -1))
+
+    def score(self, tokens: Tensor) -> Scores:
+        """Run one token."""
+        if tokens.shape[1] != 1:
+            raise InputError(f"persistent: {tokens.shape[1]} tokens a step; it runs one", hint="drafter.kind 'none'")
+        if self.length >= self._capacity:
+            raise InputError(f"KV cache: {self.length} + 1 positions exceed its capacity {self._capacity}")
+        state = self._engine.buffers.state
+        state[0].copy_(tokens[0, 0])
+        state[1].fill_(self.length)
+        self._engine.step()
+        return Scores(
+            logits=self._engine.logits[None, None],
+            hidden=self._hidden,
+            taps=self._hidden[:, :, None][:, :, :0],
+            experts=self._engine.routing[:, None],
+        )

@@ -1,0 +1,93 @@
+"""The plain-torch step of fixed shapes: the eager rung's arithmetic without its host decisions.
+
+It costs what fixed shapes in plain torch cost: attention reads the whole cache slab under a mask, and experts are
+gathered into a copy, once a token, before they are multiplied.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from workbench.decode.cache import LayerCache
+from workbench.decode.experts import Experts
+from workbench.decode.layers import rope_table
+from workbench.decode.model import Block, Scores, Target
+from workbench.decode.rungs.static import StepInputs
+from workbench.decode.spec import GQA
+
+
+@dataclass(slots=True)
+class PlainState:
+    """A step under way: ``x`` [1, T, hidden], ``rope`` [2, T, qk_dim/2], ``positions`` int64 [T], masks by window."""
+
+    x: Tensor
+    rope: Tensor
+    positions: Tensor
+    masks: dict[int | None, Tensor]
+    taps: list[Tensor] = field(default_factory=list)
+    experts: list[Tensor] = field(default_factory=list)
+
+
+class PlainStep:
+    """``target``'s forward over a cache of ``capacity`` positions of its own. Any dtype, CPU or CUDA."""
+
+    def __init__(self, target: Target, capacity: int) -> None:
+        self.layers = target.spec.layers
+        self._target, self._capacity = target, capacity
+        shape = target.spec.attention
+        assert isinstance(shape, GQA)  # noqa: S101 - checked when the target was built
+        self._rope = rope_table(capacity, shape.qk_dim, target.spec.rope_theta, target.device)
+        self._blocks = [block for block in target.blocks if isinstance(block, Block)]
+        self._caches = [_slab(block, capacity, target) for block in self._blocks]
+
+    def begin(self, inputs: StepInputs) -> PlainState:
+        """Embed the tokens, and make one mask for each window."""
+        width = len(inputs.tokens)
+        positions = inputs.kv_len - width + torch.arange(width, device=inputs.tokens.device)
+        column = torch.arange(self._capacity, device=positions.device)[None, :]
+        row = positions[:, None]
+        masks = {}
+        for window in dict.fromkeys(block.attention.window for block in self._blocks):
+            seen = column <= row
+            masks[window] = seen if window is None else seen & (column > row - window)
+        rope = self._rope.index_select(1, positions)
+        return PlainState(self._target.embed(inputs.tokens)[None], rope, positions, masks)
+
+    def layer(self, index: int, state: PlainState) -> None:
+        """Run one layer."""
+        block, cache = self._blocks[index], self._caches[index]
+        attention, normed = block.attention, block.attention_norm(state.x)
+        keys, values = attention.keys_values(normed, state.rope)
+        cache.keys.index_copy_(2, state.positions, keys.transpose(1, 2))
+        cache.values.index_copy_(2, state.positions, values.transpose(1, 2))
+        mask = state.masks[attention.window]
+        x = state.x + attention.attend(attention.queries(normed, state.rope), cache.keys, cache.values, mask)
+        normed = block.ffn_norm(x)
+        if isinstance(block.ffn, Experts):
+            out, indices = block.ffn.gathered(normed[0])
+            state.x = x + out[None]
+            state.experts.append(indices)
+        else:
+            state.x = x + block.ffn(normed)
+        if index in self._target.taps:
+            state.taps.append(state.x)
+
+    def end(self, state: PlainState) -> Scores:
+        """Norm and head."""
+        x = state.x
+        return Scores(
+            logits=self._target.logits(x),
+            hidden=x,
+            taps=torch.stack(state.taps, 2) if state.taps else x.new_empty(*x.shape[:2], 0, x.shape[2]),
+            experts=torch.stack(state.experts)
+            if state.experts
+            else torch.empty(0, x.shape[1], 0, dtype=torch.long, device=x.device),
+        )
+
+
+def _slab(block: Block, capacity: int, target: Target) -> LayerCache:
+    shape = block.attention.shape
+    keys = torch.zeros(1, shape.kv_heads, capacity, shape.qk_dim, device=target.device, dtype=target.dtype)
+    values = torch.zeros(1, shape.kv_heads, capacity, shape.v_dim, device=target.device, dtype=target.dtype)
+    return LayerCache(keys, values)

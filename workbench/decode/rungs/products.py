@@ -1,0 +1,123 @@
+"""The dense products of the kernel rungs: bfloat16, or block FP8 with activations quantised live."""
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from workbench.decode.fp8 import BLOCK, Fp8, quantize_blocks
+from workbench.kernels.live_quant import FusedConfig, live_quant_gemm
+from workbench.kernels.live_quant import default_split as live_split
+from workbench.kernels.skinny_gemm import SkinnyConfig, default_config, skinny_bf16
+from workbench.kernels.skinny_products import CHUNK_BF16
+from workbench.kernels.workspace import Workspace
+
+
+class Product(Protocol):
+    """``x @ W.T`` plus a bias, for 1 to 16 tokens."""
+
+    def __call__(self, x: Tensor, workspace: Workspace) -> Tensor:
+        """Return [T, N] of ``x`` bfloat16 [T, K]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How products are shared out over the card's ``sms`` multiprocessors.
+
+    ``split``: Split-K where programs are few. ``registers``: cap a thread's registers, 0 for none (a cap below what
+    the loop needs makes it spill).
+    """
+
+    sms: int = 132
+    split: bool = False
+    registers: int = 0
+
+    def skinny(self, rows: int, columns: int) -> SkinnyConfig:
+        """Return the configuration of a dense product."""
+        config = default_config(rows, columns // CHUNK_BF16, self.sms)
+        return replace(config, split=config.split if self.split else 1, registers=self.registers)
+
+
+@dataclass(frozen=True, slots=True)
+class Bf16Product:
+    """``weight`` bfloat16 [N, K], read in checkpoint order."""
+
+    weight: Tensor
+    bias: Tensor | None
+    config: SkinnyConfig
+
+    def __call__(self, x: Tensor, workspace: Workspace, *, residual: Tensor | None = None) -> Tensor:
+        """Return the product; with ``residual`` [T, N], add it and leave the sum there."""
+        return skinny_bf16(
+            x, self.weight, bias=self.bias, residual=residual, out=residual, workspace=workspace, config=self.config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFp8Product:
+    """Block FP8 weights; activations are quantised inside the product, in groups of 128 columns.
+
+    ``split`` programs share K: 1 is the naive fusion, more hides one program's quantisation behind the others' loads.
+    A K that is no multiple of 128 is padded with zeros; the activation is then copied into a padded buffer first.
+    """
+
+    weight: Fp8
+    bias: Tensor | None
+    columns: int
+    split: int
+    _padded: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor, workspace: Workspace) -> Tensor:
+        """Return the product."""
+        return live_quant_gemm(
+            self._pad(x),
+            self.weight.values,
+            self.weight.scales,
+            form="naive" if self.split == 1 else "fused",
+            power_of_2_scales=True,
+            bias=self.bias,
+            workspace=workspace,
+            config=FusedConfig(split=self.split),
+        )
+
+    def _pad(self, x: Tensor) -> Tensor:
+        if self.weight.values.shape[1] == self.columns:
+            return x
+        tokens = len(x)
+        if tokens not in self._padded:
+            self._padded[tokens] = x.new_zeros(tokens, self.weight.values.shape[1])
+        self._padded[tokens][:, : self.columns].copy_(x)
+        return self._padded[tokens]
+
+
+def live_fp8(weight: Tensor, bias: Tensor | None, cut: Cut) -> LiveFp8Product:
+    """Quantise ``weight`` bfloat16 [N, K] to block FP8 and wrap it."""
+    rows, columns = weight.shape
+    padded = F.pad(weight, (0, -columns % BLOCK))
+    split = live_split(rows, padded.shape[1] // BLOCK, FusedConfig().block, cut.sms) if cut.split else 1
+    return LiveFp8Product(quantize_blocks(padded), bias, columns, split)
+
+
+def merged(*parts: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """Stack the weights (and biases) of ``parts``; each part's weight becomes a view of the result: nothing doubles.
+
+    Parts that were merged before are found to be so and not copied again.
+    """
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    first = parts[0].weight.detach()
+    rows, columns = sum(part.weight.shape[0] for part in parts), first.shape[1]
+    if all(
+        part.weight.data_ptr() == before.weight.data_ptr() + before.weight.nbytes
+        and part.weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        for before, part in pairwise(parts)
+    ):
+        return first.as_strided((rows, columns), (columns, 1)), bias
+    weight = torch.cat([part.weight.detach() for part in parts])
+    pieces = torch.split(weight, [part.weight.shape[0] for part in parts])
+    for part, piece in zip(parts, pieces, strict=True):
+        part.weight = torch.nn.Parameter(piece, requires_grad=False)
+    return weight, bias
