@@ -20,7 +20,8 @@ _TINY: dict[str, object] = {
     "window": 5,
     "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "qk_dim": 8, "v_dim": 8, "qk_norm": True},
     "moe": {"experts": 4, "top_k": 2, "inter": 32},
-    "tied_head": True,
+    # Not tied: a random model with a tied head repeats the token it has just read.
+    "tied_head": False,
     "max_positions": 96,
     "mtp": {"modules": 1, "dense_inter": 32},
     "dflash": {"layers": 2, "block": 4, "window": 6, "inter": 32, "taps": (0, 1)},

@@ -54,7 +54,7 @@ def p_value(observed: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], 
         counts.append(int(rest[0]))
         means.append(rest[1])
     total = sum(means)
-    assert len(counts) >= 15
+    assert len(counts) > 20
     return float(stats.chisquare(counts, [mean * sum(counts) / total for mean in means]).pvalue)
 
 
@@ -73,7 +73,7 @@ def test_continuations_have_the_target_s_distribution(
         "mtp": lambda: MtpDrafter(target, tiny_mtp(target), depth=2, capacity=16),
         "dflash": lambda: DFlashDrafter(target, tiny_dflash(target)),
     }
-    rule = SamplingRule(temperature=1.3, top_p=top_p)
+    rule = SamplingRule(temperature=1.8, top_p=top_p)
     engine = EagerEngine(target, drafters[kind](), rule, capacity=16)
     observed: Counter[tuple[int, ...]] = Counter()
     accepted = rejected = 0

@@ -15,7 +15,7 @@ from workbench.errors import InputError
 
 MakeSpec = Callable[..., ModelSpec]
 MakeTarget = Callable[..., Target]
-DENSE = {"moe": None, "dense_inter": 48, "tied_head": False, "dflash": None}
+DENSE = {"moe": None, "dense_inter": 48, "tied_head": True, "dflash": None}
 
 
 def some_tokens(batch: int, length: int, vocab: int = 64) -> Tensor:
@@ -68,7 +68,7 @@ def test_a_dense_model_taps_nothing_and_routes_nothing(tiny_target: MakeTarget) 
 
 
 def test_the_head_is_the_embedding_or_its_own(tiny_target: MakeTarget) -> None:
-    tied, free = tiny_target(0), tiny_target(0, tied_head=False)
+    tied, free = tiny_target(0, tied_head=True), tiny_target(0)
     assert tied.head_weight is tied.embed.weight
     assert free.head_weight is not free.embed.weight
     state = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
