@@ -217,10 +217,9 @@ def make_sides(tmp_path: Path) -> MakeSides:
         *,
         pairs: int = 4,
         noise: float = 0.01,
-        seed: int = 1,
         **options: Any,
     ) -> tuple[list[Path], list[Path]]:
-        stream = random.Random(seed)
+        stream = random.Random(1)  # noqa: S311 - not for security
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         sides: dict[str, list[Path]] = {"base": [], "head": []}
         for pair in range(pairs):
@@ -253,3 +252,26 @@ def launch(tmp_path: Path) -> MakeLaunch:
         return write_launch(tmp_path / name, side, **options)
 
     return make
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """``launches(base=code(), head=code())``: a launch writes such a bundle at once. Returns their names as they run."""
+
+    def plant(*, noise: float = 0.003, problems: dict[int, str] | None = None, **sides: Code) -> list[str]:
+        names: list[str] = []
+        stream = random.Random(2)  # noqa: S311 - not for security
+
+        def start(tree: Any, scenario: Path, bundle: Path, *, timeout: float) -> tuple[str, float, float | None]:
+            names.append(bundle.name)
+            if problem := (problems or {}).get(len(names)):
+                return problem, 1.0, 0.0
+            variant, _, side = bundle.name.split("-")[:3]
+            side_code = sides.get(side, DEFAULT)
+            write_launch(bundle, side_code, noise=stream.gauss(0, noise), number=len(names), variants=(variant,))
+            return "", 1.0, 0.5
+
+        monkeypatch.setattr("workbench.gate.sides.start", start)
+        return names
+
+    return plant

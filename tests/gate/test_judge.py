@@ -50,7 +50,8 @@ def test_15_percent_slower_fails_and_is_named(make_sides: MakeSides, code: MakeC
     result = _gate(make_sides(code(), code(forward=1 + 0.15 / 0.8)), tmp_path)
     variant = _only(result)
     assert variant.verdict is Verdict.FAIL
-    assert variant.estimate and variant.estimate.change == pytest.approx(1 / 1.15 - 1, abs=0.02)
+    assert variant.estimate
+    assert variant.estimate.change == pytest.approx(1 / 1.15 - 1, abs=0.02)
     assert result.exit_code is ExitCode.REGRESSION
     (finding,) = result.findings
     assert finding.id == "time"
@@ -108,7 +109,8 @@ def test_clocks_that_explain_the_change_make_it_inconclusive(
     slow = 1.1
     head = code(draft=slow, forward=slow, verify=slow, clock_mhz=1980 / slow)
     variant = _only(_gate(make_sides(code(clock_mhz=1980), head, noise=0.002), tmp_path))
-    assert variant.adjusted and variant.adjusted.mean == pytest.approx(0, abs=0.01)
+    assert variant.adjusted
+    assert variant.adjusted.mean == pytest.approx(0, abs=0.01)
     assert variant.verdict is Verdict.INCONCLUSIVE
     assert variant.reason.startswith("clocks: ")
     honest = _only(_gate(make_sides(code(clock_mhz=1980), code(forward=1.2, clock_mhz=1980), pairs=5), tmp_path))

@@ -95,7 +95,7 @@ def test_a_crashed_launch_is_redone_with_its_partner_and_kept_in_the_record(laun
         ({"clock_mhz": 1500, "foreign": 2}, "head was 2 foreign processes on the device"),
         (
             {"accepted": 2},
-            "head has accept length 3.0000, not 2.0000 as in its first launch, though acceptance is pinned",
+            "head has accept length 3.0000, not 2.0000 as in its first launch, though it is pinned",
         ),
     ],
 )

@@ -237,7 +237,8 @@ def _notes(
         notes += one_sided(pair.base.facts, pair.head.facts)
         if request.allow_different:
             notes += [f"different, as allowed: {found}" for found in differences(pair.base.facts, pair.head.facts)]
-    if any(side.recorded for side in sides.values()) and _blocked(results):
+    recorded = {side.recorded for side in sides.values()}
+    if len(recorded) == 2 or (recorded == {True} and _blocked(results)):
         notes.append("not interleaved: one side was recorded before the other, so drift of the machine reads as change")
     if request.pairs and not all(result.noise for result in results if result.pairs):
         notes.append("noise is not calibrated here for every variant (workbench gate calibrate)")

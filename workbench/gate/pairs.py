@@ -178,5 +178,5 @@ def _invalid(measured: Measurement, side: SideName, pairs: Sequence[Pair]) -> st
     earlier = next((pair.base if side == "base" else pair.head for pair in pairs), None)
     if earlier and measured.pinned and measured.accept_length != earlier.accept_length:
         lengths = f"{float(measured.accept_length):.4f}, not {float(earlier.accept_length):.4f} as in its first launch"
-        return f"{side} has accept length {lengths}, though acceptance is pinned"
+        return f"{side} has accept length {lengths}, though it is pinned"
     return ""

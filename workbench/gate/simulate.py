@@ -119,8 +119,8 @@ def blocked(change: float, noise: Noise, *, pairs: int, runs: int, random: np.ra
 def report(runs: int, seed: int) -> Iterator[str]:
     """Yield the lines of the tables, Markdown."""
     random = np.random.default_rng(seed)
-    yield f"Looks after {', '.join(map(str, LOOKS))} pairs, one-sided level {LEVEL:g} a look; {runs} gates, seed {seed}."
-    yield "Cells: fail / pass / inconclusive in % (mean pairs)."
+    yield f"Looks after {', '.join(map(str, LOOKS))} pairs, one-sided level {LEVEL:g} a look."
+    yield f"{runs} gates a cell, seed {seed}. Cells: fail / pass / inconclusive in % (mean pairs)."
     yield ""
     yield f"| noise of a launch | floor | {' | '.join(f'true {100 * change:+g} %' for change in CHANGES)} |"
     yield f"|---|---|{'---|' * len(CHANGES)}"
