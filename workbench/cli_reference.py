@@ -27,6 +27,8 @@ def _sections(path: str, group: Any) -> Iterator[str]:
     commands: Mapping[str, Any] = group.commands
     for name, command in commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:  # a noun that is a verb too
+                yield _section(f"{path} {name}", command)
             yield from _sections(f"{path} {name}", command)
         else:
             yield _section(f"{path} {name}", command)
@@ -60,7 +62,7 @@ def _name(parameter: Any) -> str:
 
 def _meaning(parameter: Any) -> str:
     meaning: str = parameter.help
-    if isinstance(parameter.default, int | str) and not isinstance(parameter.default, bool):
+    if isinstance(parameter.default, int | float | str) and not isinstance(parameter.default, bool):
         meaning += f" Default: {parameter.default}."
     if parameter.envvar:
         meaning += f" Also by `{parameter.envvar}`."

@@ -256,7 +256,7 @@ def launch(tmp_path: Path) -> MakeLaunch:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """``launches(base=code(), head=code())``: a launch writes such a bundle at once. Returns their names as they run."""
+    """``launches(head=code())``: a launch writes such a bundle at once. Returns the names in the order they run."""
 
     def plant(*, noise: float = 0.003, problems: dict[int, str] | None = None, **sides: Code) -> list[str]:
         names: list[str] = []

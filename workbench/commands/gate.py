@@ -168,7 +168,7 @@ def calibrate(
     redo: Redo = 2,
     launch_timeout: LaunchTimeout = 1800,
     noise: Annotated[
-        Path, typer.Option("--noise", metavar="FILE", help="Noise table to write or extend.")
+        Path, typer.Option("--noise", metavar="FILE", help=f"Noise table to write or extend. Default: {NOISE_FILE}.")
     ] = NOISE_FILE,
     out: Out = None,
     as_json: Json = False,
