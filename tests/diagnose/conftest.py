@@ -45,6 +45,8 @@ _ROWS: Mapping[str, Row] = {
         "output_sha256": "0" * 64,
     },
     "host": {"variant": "v", "thread": 1, "name": "aten::mm", "category": "op"},
+    "kernels": {"variant": "v", "name": "gemm", "kind": "kernel", "device": 0, "stream": 7},
+    "syncs": {"variant": "v", "kind": "stream", "name": "cudaStreamSynchronize"},
     "tensors": {
         "variant": "v",
         "role": "target",
@@ -59,7 +61,7 @@ _ROWS: Mapping[str, Row] = {
     },
     "roofs": {"device": "cpu", "name": "read", "tag": "measured", "note": "test"},
 }
-_IDS = {"steps": "step_id", "sequences": "sequence_id", "host": "host_id"}
+_IDS = {"steps": "step_id", "sequences": "sequence_id", "host": "host_id", "kernels": "kernel_id"}
 
 
 @pytest.fixture
