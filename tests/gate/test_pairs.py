@@ -124,10 +124,10 @@ def test_recorded_launches_are_not_redone(launch: MakeLaunch) -> None:
     assert "in 1 tries" in runs["mtp"].stopped
 
 
-def test_the_deadline_leaves_a_variant_inconclusive(launch: MakeLaunch) -> None:
+def test_a_deadline_before_the_first_pair_is_no_pass(launch: MakeLaunch) -> None:
     good = launch()
     family, runs = _run(Scripted("base", [good]), Scripted("head", [good]), deadline=0.0)
-    assert family.verdicts == {"mtp": Verdict.INCONCLUSIVE}
+    assert family.verdicts == {"mtp": Verdict.UNFIT}
     assert runs["mtp"].stopped == "out of time after 0 pairs"
 
 

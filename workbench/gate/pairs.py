@@ -124,8 +124,9 @@ def _add_pair(
         try:
             pair = _try_pair(sides, variant, number, attempt, run, plan)
         except OutOfTimeError:
+            # Without a single pair not even the counters were compared, and that must not look like a pass.
             run.stopped = f"out of time after {len(run.pairs)} pairs"
-            family.give_up(variant, Verdict.INCONCLUSIVE)
+            family.give_up(variant, Verdict.INCONCLUSIVE if run.pairs else Verdict.UNFIT)
             return
         if pair:
             run.pairs.append(pair)
