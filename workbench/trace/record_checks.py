@@ -1,0 +1,157 @@
+"""Checks of the records themselves: times, clocks, counters, the profiler's own work, losses."""
+
+from collections.abc import Iterator
+
+from workbench.trace.bundle import Bundle
+from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim
+
+RESIDUAL_REFUSED_NS = 50_000
+"""From here on, launch delays of some ten microseconds cannot be told from clock error."""
+
+IMPOSSIBLE_NS = 10_000_000_000
+"""A kernel of ten seconds is a damaged record: no decode step has one."""
+
+_OVERLAPS = """
+SELECT count(*) FILTER (start_ns < reach) AS overlaps, count(*) AS rows,
+       (sum(least(end_ns, reach) - start_ns) FILTER (start_ns < reach))::BIGINT AS ns
+FROM (SELECT start_ns, end_ns, max(end_ns) OVER (
+          PARTITION BY variant, rank, device, stream ORDER BY start_ns, end_ns
+          ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach
+      FROM kernels WHERE kind = 'kernel')
+"""
+
+
+def overlaps(bundle: Bundle) -> Iterator[Check]:
+    """Kernels of one stream that run at the same time: programmatic dependent launch."""
+    row = bundle.query(_OVERLAPS).to_pylist()[0]
+    if row["overlaps"]:
+        message = (
+            f"{row['overlaps']} kernels begin before the one ahead of them on their stream ends, by "
+            f"{row['ns'] / 1e6:.3f} ms in all (programmatic dependent launch): durations must not be added up"
+        )
+        yield Check("overlap-on-stream", "info", message, row["overlaps"], ("kernel-sums",))
+
+
+_TIMES = f"""
+SELECT count(*) FILTER (end_ns - start_ns > {IMPOSSIBLE_NS}) AS long, max(end_ns - start_ns) AS longest,
+       count(*) FILTER (end_ns = start_ns) AS empty, count(*) AS rows,
+       count(*) FILTER (first IS NOT NULL AND (start_ns < first - {IMPOSSIBLE_NS} OR start_ns > last + {IMPOSSIBLE_NS}))
+           AS outside
+FROM kernels LEFT JOIN (
+    SELECT variant, min(start_ns) AS first, max(end_ns) AS last FROM host GROUP BY variant) USING (variant)
+"""  # noqa: S608
+
+
+def times(bundle: Bundle) -> Iterator[Check]:
+    """Durations and times that cannot be."""
+    row = bundle.query(_TIMES).to_pylist()[0]
+    refuses: tuple[Claim, ...] = ("device-time", "kernel-sums", "bandwidth", "steps")
+    if row["long"]:
+        message = f"{row['long']} device rows are longer than 10 s, up to {row['longest'] / 1e9:.3g} s: damaged records"
+        yield Check("impossible-duration", "error", message, row["long"], refuses)
+    if row["outside"]:
+        message = f"{row['outside']} device rows lie more than 10 s outside the time of all host rows: damaged records"
+        yield Check("impossible-time", "error", message, row["outside"], refuses)
+    if row["empty"] > FEW * row["rows"]:
+        message = f"{row['empty']} of {row['rows']} device rows have no length: their durations are missing"
+        yield Check("no-duration", "error", message, row["empty"], refuses)
+
+
+_GAPS = """
+WITH sample AS (
+    SELECT variant, source, name, rank, device, value,
+           start_ns - lag(start_ns) OVER (PARTITION BY variant, source, name, rank, device ORDER BY start_ns) AS period
+    FROM counters
+), series AS (
+    SELECT variant, source, name, rank, device, median(period) AS usual, count(*) AS samples,
+           max(abs(value)) AS largest, list(period) AS periods, max(period) AS longest
+    FROM sample GROUP BY variant, source, name, rank, device
+)
+SELECT source, name, samples, largest, longest,
+       len(list_filter(periods, lambda period: period > 2 * usual)) AS gaps
+FROM series ORDER BY source, name
+"""
+
+
+def counters(bundle: Bundle) -> Iterator[Check]:
+    """Counter sets that hold nothing, and gaps between samples; clocks that a driver held down."""
+    if not bundle.rows("counters"):
+        return
+    rows = bundle.query(_GAPS).to_pylist()
+    silent = [row for row in rows if row["samples"] < 2]
+    if silent:
+        names = ", ".join(row["name"] for row in silent[:3])
+        message = f"{len(silent)} counters have fewer than two samples, such as {names}: the set measured nothing"
+        yield Check("counter-empty", "error", message, len(silent), ("counters",))
+    lively = {row["source"] for row in rows if row["largest"]}
+    zero = {row["source"] for row in rows} - lively
+    if zero:
+        message = f"every counter of {', '.join(sorted(zero))} is zero throughout: the set measured nothing"
+        yield Check("counter-zero", "error", message, len(zero), ("counters",))
+    gaps = [row for row in rows if row["gaps"]]
+    if gaps:
+        worst = max(gaps, key=lambda row: row["longest"])
+        message = (
+            f"{sum(row['gaps'] for row in gaps)} gaps of more than two periods between counter samples, the longest "
+            f"{worst['longest'] / 1e6:.3g} ms ({worst['name']})"
+        )
+        yield Check("counter-gap", "warning", message, len(gaps))
+    throttled = [row for row in rows if "throttle" in row["name"].lower() and row["largest"]]
+    if throttled:
+        message = f"clocks were throttled during the run ({', '.join(row['name'] for row in throttled[:3])})"
+        yield Check("throttled", "warning", message, len(throttled), ("step-time", "bandwidth"))
+
+
+def clocks(bundle: Bundle) -> Iterator[Check]:
+    """Clocks that were brought together badly."""
+    for source in bundle.manifest.clock.sources:
+        if source.residual_ns > RESIDUAL_NS:
+            refused = source.residual_ns > RESIDUAL_REFUSED_NS
+            message = (
+                f"the clock of {source.name!r} agrees with the trace's to {source.residual_ns / 1e3:.1f} us only: "
+                "spans closer than that have no order"
+            )
+            yield Check("clock-residual", "error" if refused else "warning", message, 1, ("order",) if refused else ())
+
+
+def window(bundle: Bundle) -> Iterator[Check]:
+    """An empty window: nothing was recorded, or no step was found in it."""
+    foreign = bundle.manifest.source != "run"
+    if not bundle.rows("kernels") and foreign:
+        message = "the trace holds no device rows: it shows the host only"
+        yield Check("no-device-rows", "error", message, 0, ("device-time", "kernel-sums", "bandwidth", "order"))
+    if not bundle.rows("steps"):
+        yield Check("no-steps", "warning", "no step was found: times are those of the whole window", 0, ("steps",))
+    if foreign:
+        message = "the profiler was on throughout: how fast the engine is without it is not in the trace"
+        yield Check("profiled-throughout", "info", message, 0, ("step-time",))
+
+
+_OVERHEAD = """
+SELECT count(*) AS rows, coalesce(sum(host.end_ns - host.start_ns), 0)::BIGINT AS ns FROM host
+WHERE category = 'overhead' AND step_id IS NOT NULL
+"""
+
+
+def overhead(bundle: Bundle) -> Iterator[Check]:
+    """The profiler's own work within steps."""
+    row = bundle.query(_OVERHEAD).to_pylist()[0]
+    if row["rows"]:
+        message = f"the profiler itself worked for {row['ns'] / 1e6:.3g} ms within steps ({row['rows']} times)"
+        yield Check("profiler-overhead", "warning", message, row["rows"], ("step-time",))
+
+
+def losses(bundle: Bundle) -> Iterator[Check]:
+    """What the instruments or the reader lost."""
+    for severity, checked in (("error", "error"), ("data_loss", "warning")):
+        sql = (
+            'SELECT kind, sum("count")::BIGINT AS n FROM losses WHERE severity = ? GROUP BY kind ORDER BY n DESC, kind'
+        )
+        rows = bundle.query(sql, [severity]).to_pylist()
+        if rows:
+            named = ", ".join(f"{row['n']} {row['kind']}" for row in rows[:5])
+            message = f"rows are missing or damaged: {named} (table losses says more)"
+            refuses: tuple[Claim, ...] = ("counts",) if severity == "data_loss" else tuple(CLAIMS)
+            identity = "data-loss" if severity == "data_loss" else "damaged"
+            total = sum(row["n"] for row in rows)
+            yield Check(identity, checked, message, total, refuses)  # type: ignore[arg-type]
