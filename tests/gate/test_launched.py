@@ -85,6 +85,15 @@ def test_without_a_valid_launch_the_machine_is_unfit(launches: Launches, tmp_pat
     ] * 2
 
 
+def test_a_launch_on_a_busy_machine_is_invalid_where_that_was_asked_for(launches: Launches, tmp_path: Path) -> None:
+    launches()
+    result = _gate(tmp_path, max_other_cpus=0.4, redo=0, variants=("mtp",))
+    assert result.exit_code is ExitCode.UNFIT
+    reason = "base ran while other processes kept 0.5 CPUs busy, more than the 0.4 that are allowed"
+    assert [one.reason for one in result.variants[0].rejected] == [reason]
+    assert _gate(tmp_path, max_other_cpus=0.5, variants=("mtp",), out=tmp_path / "again").exit_code is ExitCode.OK
+
+
 def test_time_that_runs_out_is_inconclusive(
     launches: Launches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

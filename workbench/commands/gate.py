@@ -54,6 +54,13 @@ LaunchTimeout = Annotated[
     float, typer.Option("--launch-timeout", metavar="SECONDS", min=1, help="A launch that takes longer is invalid.")
 ]
 
+MaxOtherCpus = Annotated[
+    float | None,
+    typer.Option(
+        "--max-other-cpus", metavar="N", min=0, help="A launch is invalid if other processes kept more CPUs busy."
+    ),
+]
+
 
 @app.callback()
 def gate(
@@ -98,6 +105,7 @@ def gate(
         typer.Option("--time-limit", metavar="SECONDS", min=1, help="What is undecided then is inconclusive."),
     ] = None,
     launch_timeout: LaunchTimeout = 1800,
+    max_other_cpus: MaxOtherCpus = None,
     noise: Annotated[
         Path | None,
         typer.Option("--noise", metavar="FILE", help=f"Noise table. Default: {NOISE_FILE}, where there is one."),
@@ -148,8 +156,9 @@ def gate(
         strict=strict,
         fail_fast=fail_fast,
         noise=_noise(noise),
-        time_limit=time_limit or float("inf"),
+        time_limit=_limit(time_limit),
         launch_timeout=launch_timeout,
+        max_other_cpus=_limit(max_other_cpus),
     )
     with _progress() as progress, _ended_by_sigterm():
         result = judge(request, Path.cwd(), progress=progress)
@@ -167,6 +176,7 @@ def calibrate(
     variants: Variants = None,
     redo: Redo = 2,
     launch_timeout: LaunchTimeout = 1800,
+    max_other_cpus: MaxOtherCpus = None,
     noise: Annotated[
         Path, typer.Option("--noise", metavar="FILE", help=f"Noise table to write or extend. Default: {NOISE_FILE}.")
     ] = NOISE_FILE,
@@ -193,6 +203,7 @@ def calibrate(
             variants=_names(variants),
             redo=redo,
             launch_timeout=launch_timeout,
+            max_other_cpus=_limit(max_other_cpus),
             progress=progress,
         )
     write_noise(noise, found.noise)
@@ -226,6 +237,10 @@ def _new_folder(out: Path | None, name: str) -> Path:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise InputError(f"--out {out}: exists and is not an empty folder", hint="choose another path")
     return out
+
+
+def _limit(given: float | None) -> float:
+    return float("inf") if given is None else given
 
 
 def _names(variants: str | None) -> tuple[str, ...]:

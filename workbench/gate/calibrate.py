@@ -47,6 +47,7 @@ def calibrate(
     variants: Sequence[str] = (),
     redo: int = 2,
     launch_timeout: float = 1800.0,
+    max_other_cpus: float = math.inf,
     progress: Progress = lambda *_: None,
 ) -> Calibration:
     """Launch every variant ``launches`` times with the code in ``folder``, in pairs as a gate does, into ``out``.
@@ -63,7 +64,7 @@ def calibrate(
     files = {name: (out / f"{name}.toml").resolve() for name in names}
     for name, file in files.items():
         file.write_text(variant_toml(scenario, known[name]), encoding="utf-8")
-    plan = Plan(metric="tok_s", looks=(launches // 2,), redo=redo, counters_only=True)
+    plan = Plan(metric="tok_s", looks=(launches // 2,), redo=redo, counters_only=True, max_other_cpus=max_other_cpus)
     with open_tree(WORKING_TREE, folder) as tree:
         base = TreeSide("base", tree, files, out.resolve(), launch_timeout)
         head = TreeSide("head", tree, files, out.resolve(), launch_timeout)

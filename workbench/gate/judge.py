@@ -51,6 +51,7 @@ class Request:
     noise: NoiseTable = field(default_factory=NoiseTable)
     time_limit: float = math.inf
     launch_timeout: float = 1800.0
+    max_other_cpus: float = math.inf
 
 
 def gate(request: Request, folder: Path, *, progress: Progress = lambda *_: None) -> GateResult:
@@ -70,6 +71,7 @@ def gate(request: Request, folder: Path, *, progress: Progress = lambda *_: None
             deadline=deadline,
             counters_only=request.pairs == 0,
             allow_different=request.allow_different,
+            max_other_cpus=request.max_other_cpus,
             keep_going=partial(_no_counter_fails, request.accept) if request.fail_fast else lambda _: True,
         )
         runs = run_pairs(sides, variants, family, plan, progress)

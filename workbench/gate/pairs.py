@@ -70,7 +70,8 @@ class Plan:
     """How launches are made. ``looks``: after how many pairs the rule is applied; the last is the most pairs there are.
 
     ``redo``: tries beyond the first for a pair with an invalid launch. ``deadline``: on ``time.monotonic``, the moment
-    at which no launch may run any more. ``counters_only``: the time is not judged.
+    at which no launch may run any more. ``counters_only``: the time is not judged. ``max_other_cpus``: a launch during
+    which other processes kept more CPUs busy is invalid.
     """
 
     metric: Metric
@@ -79,6 +80,7 @@ class Plan:
     deadline: float = math.inf
     counters_only: bool = False
     allow_different: bool = False
+    max_other_cpus: float = math.inf
     keep_going: Callable[[Mapping[str, VariantRun]], bool] = lambda _: True
 
 
@@ -144,7 +146,8 @@ def _try_pair(
     found: dict[SideName, Measurement] = {}
     for name in order:
         launches[name] = launch = _launch(sides[name], variant, number, attempt, run, plan)
-        measured = f"{name} {launch.problem}" if launch.problem else measure(launch.bundle, variant)
+        problem = launch.problem or _crowded(launch, plan.max_other_cpus)
+        measured = f"{name} {problem}" if problem else measure(launch.bundle, variant)
         reason = measured if isinstance(measured, str) else _invalid(measured, name, run.pairs)
         if isinstance(measured, str) or reason:
             run.rejected.append(Rejected(launch, reason))
@@ -170,6 +173,13 @@ def _launch(side: Side, variant: str, number: int, attempt: int, run: VariantRun
     if launch.problem and time.monotonic() >= plan.deadline:
         raise OutOfTimeError
     return launch
+
+
+def _crowded(launch: Launch, limit: float) -> str:
+    busy = launch.other_cpus
+    if busy is None or busy <= limit:
+        return ""
+    return f"ran while other processes kept {busy:.1f} CPUs busy, more than the {limit:g} that are allowed"
 
 
 def _invalid(measured: Measurement, side: SideName, pairs: Sequence[Pair]) -> str:
