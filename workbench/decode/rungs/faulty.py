@@ -34,6 +34,10 @@ class FaultyForward:
         """The forward's device."""
         return self._forward.device
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """The forward's caches."""
+        return self._forward.caches()
+
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt; faults are planted in steps only."""
         return self._forward.prefill(tokens)

@@ -107,6 +107,11 @@ def _check_kernels(spec: ModelSpec, width: int, where: str) -> None:
     for shape in {spec.mixer_spec(layer) for layer in range(spec.layers)}:
         if not isinstance(shape, GQA):
             raise InputError(f"{where}: {spec.name}: attention: the kernel rungs run grouped-query attention only")
+        if shape.heads * shape.v_dim % 64:
+            raise InputError(
+                f"{where}: {spec.name}: attention: heads * v_dim = {shape.heads * shape.v_dim} is not a multiple of "
+                "64, as the kernels need"
+            )
         sizes = (16, 32, 64, 128, 256)
         if shape.qk_dim not in (*sizes, 192) or shape.v_dim not in sizes:
             raise InputError(

@@ -21,6 +21,9 @@ class Forward(Protocol):
     def device(self) -> torch.device:
         """Where tokens come from and scores are."""
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """Return every layer's keys and values, [kv_heads, positions, head size] each, as they are held: not copies."""
+
     def prefill(self, tokens: Tensor) -> Scores:
         """Run ``tokens`` int64 [1, n] as positions ``length`` onwards.
 
@@ -57,6 +60,10 @@ class EagerForward:
     def device(self) -> torch.device:
         """The target's device."""
         return self._target.device
+
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """The slabs of the target's cache."""
+        return [(layer.keys[0], layer.values[0]) for layer in self._cache.layers]
 
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt in one forward."""

@@ -171,6 +171,10 @@ class FusedStep:
             outcome=outcome,
         )  # fmt: skip
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """Every layer's slabs."""
+        return [(layer.keys, layer.values) for layer in self._layers]
+
     def _attend(self, layer: FusedLayer, normed: Tensor, state: FusedState) -> Tensor:
         qkv = layer.qkv(normed, state.workspace)
         eps, kv_len = self._target.spec.norm_eps, state.inputs.kv_len

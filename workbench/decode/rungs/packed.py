@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from workbench.decode.experts import Experts
 from workbench.decode.model import Block, Target
 from workbench.decode.mxfp4 import BLOCK, MxFp4
-from workbench.errors import InputError
 from workbench.kernels.mxfp4_layout import relayout
 
 
@@ -68,10 +67,3 @@ def drop_experts(ffn: Experts) -> None:
     for name in ("gate_up", "down"):
         shape = getattr(ffn, name).shape
         setattr(ffn, name, nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False))
-
-
-def check_tiles(hidden: int, inter: int) -> None:
-    """Raise InputError unless the kernels can take experts of this size."""
-    for name, value in (("hidden", hidden), ("moe.inter", inter)):
-        if value % 64:
-            raise InputError(f"{name}: {value} is not a multiple of 64, which the MXFP4 kernels' tiles need")

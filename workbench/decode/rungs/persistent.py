@@ -126,6 +126,11 @@ class PersistentForward:
         """The kernel's device."""
         return self._engine.device
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """The kernel's slabs."""
+        buffers = self._engine.buffers
+        return list(zip(buffers.keys, buffers.values, strict=True))
+
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt token by token."""
         count, committed = tokens.shape[1], self.length

@@ -85,6 +85,10 @@ class PlainStep:
             else torch.empty(0, x.shape[1], 0, dtype=torch.long, device=x.device),
         )
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """Every layer's slabs."""
+        return [(cache.keys[0], cache.values[0]) for cache in self._caches]
+
 
 def _slab(block: Block, capacity: int, target: Target) -> LayerCache:
     shape = block.attention.shape

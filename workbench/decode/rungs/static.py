@@ -44,6 +44,9 @@ class Step(Protocol[State]):
     def end(self, state: State) -> Scores:
         """Norm, head, and whatever the rung decides on the device."""
 
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """Return every layer's keys and values, [kv_heads, positions, head size] each."""
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -94,6 +97,10 @@ class StaticForward(Generic[State]):
     def device(self) -> torch.device:
         """The step's device."""
         return self._device
+
+    def caches(self) -> list[tuple[Tensor, Tensor]]:
+        """The step's caches; padding may write behind the positions of a sequence."""
+        return self._step.caches()
 
     @torch.inference_mode()
     def prefill(self, tokens: Tensor) -> Scores:

@@ -1,0 +1,107 @@
+"""The persistent rung's weights against the kernel's own reference; the kernel itself needs a GPU."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from workbench.decode.model import Block, Target
+from workbench.decode.precision import load_policy
+from workbench.decode.presets import load_preset
+from workbench.decode.rungs.agreement import agreement, fill_context
+from workbench.decode.rungs.forward import EagerForward
+from workbench.decode.rungs.packed import PackedExperts
+from workbench.decode.rungs.persistent import PersistentForward, checkpoint_layer, step_shape, step_weights
+from workbench.decode.rungs.random_model import random_model
+from workbench.decode.spec import ModelSpec
+from workbench.errors import InputError
+from workbench.kernels import persistent_layout, persistent_reference
+from workbench.kernels.persistent_shape import check_weights, rope_table
+
+CPU = torch.device("cpu")
+CAPACITY = 32
+SHAPE: dict[str, Any] = {
+    "name": "tiny-64",
+    "hidden": 128,
+    "vocab": 96,
+    "mixers": ("sliding", "full"),
+    "window": 6,
+    "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "qk_dim": 64, "v_dim": 64, "bias": True, "sinks": True},
+    "moe": {"experts": 8, "top_k": 2, "inter": 64, "bias": True, "activation": "clamped-swiglu"},
+    "norm_eps": 1e-5,
+    "max_positions": 64,
+}
+BARE = {
+    "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "qk_dim": 64, "v_dim": 64},
+    "moe": {"experts": 8, "top_k": 2, "inter": 64, "activation": "clamped-swiglu"},
+}
+
+
+def build(device: torch.device, **changes: Any) -> tuple[Target, tuple[PackedExperts, ...], Target]:
+    """The packed model in bfloat16, and the same one expanded in float32."""
+    spec, policy = ModelSpec.model_validate(SHAPE | changes), load_policy("mxfp4-experts")
+    target, packed = random_model(spec, policy, seed=2, device=device, dtype=torch.bfloat16, packed=True)
+    expanded, _ = random_model(spec, policy, seed=2, device=device, dtype=torch.bfloat16, packed=False)
+    return target, packed, expanded.float()
+
+
+@pytest.mark.parametrize("changes", [{}, BARE])
+def test_the_kernel_s_reference_computes_what_the_eager_rung_does(changes: dict[str, Any]) -> None:
+    target, packed, expanded = build(CPU, **changes)
+    shape = step_shape(target.spec)
+    blocks = [block for block in target.blocks if isinstance(block, Block)]
+    layers = tuple(checkpoint_layer(block, experts) for block, experts in zip(blocks, packed, strict=True))
+    model = persistent_reference.ModelWeights(target.embed.weight, layers, target.norm.weight, target.head_weight)
+    eager = EagerForward(expanded, CAPACITY)
+    keys, values = (torch.zeros(2, 2, CAPACITY, 64, dtype=torch.bfloat16) for _ in range(2))
+    rope = rope_table(CAPACITY, 64, target.spec.rope_theta)
+    for position, token in enumerate([3, 90, 41, 7, 7, 55, 12, 81, 0]):
+        want = eager.score(torch.tensor([[token]]))
+        eager.length += 1
+        got = persistent_reference.reference_step(shape, model, token, position, keys, values, rope)
+        assert torch.equal(got.routing.sort(-1).values, want.experts[:, 0].sort(-1).values)
+        # The reference rounds keys and values to bfloat16, and nothing else.
+        assert float((got.logits - want.logits[0, 0]).norm() / want.logits.norm()) < 1e-2
+
+
+@pytest.mark.parametrize("changes", [{}, BARE])
+def test_weights_are_packed_into_the_kernel_s_layouts(changes: dict[str, Any]) -> None:
+    target, packed, _ = build(CPU, **changes)
+    shape = step_shape(target.spec)
+    weights = step_weights(target, packed, shape)
+    check_weights(shape, weights, CPU)
+    assert torch.equal(persistent_layout.unpack_matrix(weights.head), target.head_weight)
+    assert torch.equal(
+        persistent_layout.unpack_matrix(weights.out[1]), target.get_submodule("blocks.1.attention.o").weight
+    )
+    assert torch.equal(weights.gains[-1], target.norm.weight.float())
+    assert weights.embedding.data_ptr() == target.embed.weight.data_ptr()
+
+
+def test_models_that_the_kernel_was_not_written_for_are_refused() -> None:
+    for name, complaint in (
+        ("qwen3-30b-a3b", "attention: the persistent step takes one GQA shape, no QK-norm"),
+        ("mimo-v2-flash", "attention: the persistent step takes one GQA shape"),
+    ):
+        with pytest.raises(InputError, match=f"{name}: {complaint}"):
+            step_shape(load_preset(name))
+    with pytest.raises(InputError, match="tiny-64: moe: the persistent step takes experts in every layer, clamped"):
+        step_shape(ModelSpec.model_validate(SHAPE | {"moe": {"experts": 8, "top_k": 2, "inter": 64}}))
+    assert step_shape(load_preset("gpt-oss-20b")).windows == (128, 0) * 12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [{}, BARE])
+def test_one_launch_scores_as_the_eager_rung(changes: dict[str, Any]) -> None:
+    device = torch.device("cuda")
+    target, packed, expanded = build(device, **changes)
+    forward, eager = PersistentForward(target, packed, CAPACITY), EagerForward(expanded, CAPACITY)
+    for context in (0, 5, 20):
+        fill_context(forward, context)
+        fill_context(eager, context)
+        tokens = torch.tensor([[17]], device=device)
+        result = agreement(forward.score(tokens), eager.score(tokens))
+        assert result.same == 1
+        assert result.error < 1e-2
+    with pytest.raises(InputError, match="2 tokens a step"):
+        forward.score(torch.zeros(1, 2, dtype=torch.int64, device=device))

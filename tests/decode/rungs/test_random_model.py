@@ -1,0 +1,102 @@
+import pytest
+import torch
+
+from workbench.decode.fp8 import dequantize_blocks, quantize_blocks
+from workbench.decode.model import Target
+from workbench.decode.mxfp4 import MxFp4, dequantize
+from workbench.decode.precision import load_policy
+from workbench.decode.presets import load_preset
+from workbench.decode.rungs.packed import PackedExperts, expert_layers
+from workbench.decode.rungs.random_model import random_model
+from workbench.decode.rungs.store import WeightStore
+from workbench.decode.spec import ModelSpec
+from workbench.decode.weights import load_target, shipped_folder
+from workbench.kernels.mxfp4_layout import restore
+from workbench.scenario import parse_scenario
+
+CPU = torch.device("cpu")
+SPEC = ModelSpec.model_validate(
+    {
+        "name": "tiny",
+        "hidden": 256,
+        "vocab": 64,
+        "mixers": ("full", "full"),
+        "attention": {"kind": "gqa", "heads": 4, "kv_heads": 2, "qk_dim": 16, "v_dim": 16, "bias": True, "sinks": True},
+        "moe": {"experts": 8, "top_k": 2, "inter": 128, "bias": True},
+        "dense_first": 1,
+        "dense_inter": 64,
+    }
+)
+
+
+def build(
+    policy: str = "mxfp4-experts", seed: int = 1, packed: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Target, tuple[PackedExperts, ...]]:
+    return random_model(SPEC, load_policy(policy), seed=seed, device=CPU, dtype=dtype, packed=packed)
+
+
+def codes(parts: tuple[torch.Tensor, torch.Tensor], order: str) -> MxFp4:
+    blocks, scales = restore(*parts, order)  # type: ignore[arg-type]
+    return MxFp4(blocks.flatten(-2), scales)
+
+
+def test_packed_and_expanded_hold_the_same_numbers() -> None:
+    (expanded, none), (target, packed) = build(), build(packed=True)
+    assert none == ()
+    (one,) = packed
+    ((index, ffn),) = expert_layers(expanded)
+    assert index == 1
+    assert torch.equal(dequantize(codes(one.gate_up, "stacked"), torch.bfloat16), ffn.gate_up)
+    assert torch.equal(dequantize(codes(one.down, "plain"), torch.bfloat16), ffn.down)
+    assert one.nbytes == (ffn.gate_up.numel() + ffn.down.numel()) * 17 // 32
+    assert one.gate_up_bias is not None
+    assert torch.equal(one.gate_up_bias.flatten(1), ffn.gate_up_bias)
+    (_, dropped), *_ = expert_layers(target)
+    assert dropped.gate_up.device.type == dropped.down.device.type == "meta"
+    for name, parameter in target.named_parameters():
+        if parameter.device.type != "meta":
+            assert torch.equal(parameter, expanded.get_parameter(name)), name
+
+
+def test_activations_stay_of_order_one() -> None:
+    for policy in ("mxfp4-experts", "bf16", "nvfp4-experts"):
+        target = build(policy, dtype=torch.float32)[0]
+        ffn = dict(expert_layers(target))[1]
+        assert 0.5 < float(ffn.gate_up.std()) * 256**0.5 < 2
+        assert 0.5 < float(ffn.down.std()) * 128**0.5 < 2
+        with torch.no_grad():
+            hidden = target(torch.arange(40)[None])[0]
+        assert 0.2 < float(hidden.std()) < 5
+
+
+@pytest.mark.parametrize("policy", ["mxfp4-experts-fp8", "fp8"])
+def test_fp8_classes_are_rounded_and_stay_so(policy: str) -> None:
+    target, plain = build(policy)[0], build("bf16")[0]
+    for name in ("blocks.0.attention.q", "blocks.1.attention.o", "blocks.0.ffn.gate_up"):
+        weight = target.get_submodule(name).weight
+        assert torch.equal(dequantize_blocks(quantize_blocks(weight), torch.bfloat16), weight)
+        assert not torch.equal(plain.get_submodule(name).weight, weight)
+    for name in ("embed", "head", "blocks.1.ffn.router"):
+        assert torch.equal(target.get_submodule(name).weight, plain.get_submodule(name).weight)
+
+
+def test_seeds_and_tensors_have_streams_of_their_own() -> None:
+    one, same, other = (build(seed=seed)[0] for seed in (1, 1, 2))
+    matrices = [name for name, parameter in one.named_parameters() if "norm" not in name]
+    for name in matrices:
+        assert torch.equal(one.get_parameter(name), same.get_parameter(name))
+        assert not torch.equal(one.get_parameter(name), other.get_parameter(name))
+    assert not torch.equal(one.blocks[0].attention.k.weight, one.blocks[0].attention.v.weight)
+
+
+def test_the_trained_model_is_packed_without_loss() -> None:
+    text = 'name = "v"\nengine = { rung = "fp4" }\nprompts = { count = 1 }'
+    (variant,) = parse_scenario(text, source="test", folder=shipped_folder()).variants()
+    spec, store = load_preset("nano"), WeightStore()
+    held = store.get(variant, spec, CPU, torch.bfloat16, packed=True)
+    assert store.get(variant, spec, CPU, torch.bfloat16, packed=True) is held
+    target: Target = load_target(spec, shipped_folder(), device=CPU, dtype=torch.bfloat16)[0]
+    assert held.mtp is not None
+    for packed, (_, ffn) in zip(held.packed, expert_layers(target), strict=True):
+        assert torch.equal(dequantize(codes(packed.gate_up, "stacked"), torch.bfloat16), ffn.gate_up)
+        assert torch.equal(dequantize(codes(packed.down, "plain"), torch.bfloat16), ffn.down)
