@@ -96,7 +96,8 @@ def _scales(blocks: Tensor, tensor_scale: Tensor | None) -> tuple[Tensor, Tensor
         # A leading zero gives an empty tensor a maximum.
         largest = torch.where(finite, amax, 0.0).flatten()
         largest = torch.cat((largest.new_zeros(1), largest)).amax()
-        tensor_scale = (largest / (e2m1.MAX * SCALE_MAX)).clamp(min=TENSOR_SCALE_MIN)
+        # A tensor, not a Python number: torch on CUDA divides by a number as a product with its reciprocal, an ulp off.
+        tensor_scale = (largest / largest.new_full((), e2m1.MAX * SCALE_MAX)).clamp(min=TENSOR_SCALE_MIN)
     else:
         _check_tensor_scale(tensor_scale, tuple(amax.shape))
     scale = amax / (e2m1.MAX * tensor_scale)
