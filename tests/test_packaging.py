@@ -58,6 +58,7 @@ def test_data_files_are_found_where_the_code_looks() -> None:
 
 def test_the_core_does_not_import_torch() -> None:
     modules = "workbench.scenario, workbench.trace.bundle, workbench.diagnose.summary, workbench.model_report"
+    modules += ", workbench.ingest.bundle, workbench.diagnose.overview"
     code = f"import sys, {modules}; print(*(name for name in ('torch', 'triton', 'sglang') if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == ""

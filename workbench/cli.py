@@ -16,13 +16,14 @@ from workbench.commands import gate, model, scenario
 from workbench.commands.check import check
 from workbench.commands.doctor import doctor
 from workbench.commands.export import export
+from workbench.commands.ingest import ingest
 from workbench.commands.report import report
 from workbench.commands.run import run
 from workbench.commands.show import show
 from workbench.errors import ExitCode, WorkbenchError
 from workbench.terminal import printable
 
-VERBS: tuple[Callable[..., None], ...] = (run, show, report, check, export, doctor)
+VERBS: tuple[Callable[..., None], ...] = (run, ingest, show, report, check, export, doctor)
 """In the order of the help. A verb is a typed function; its docstring is its help."""
 
 GROUPS = (("gate", gate.app), ("model", model.app), ("scenario", scenario.app))

@@ -48,7 +48,7 @@ def test_a_blocking_copy_is_named_with_its_callers(make_bundle: MakeBundle) -> N
     assert cause.sentence() == (
         "device 0 ran nothing for 26.00 ms: thread 1 waited 24.00 ms of it (92.3 %) in hipMemcpyWithStream, a copy "
         "that blocks, called by aten::copy_ in graph_runner.py(276): populate, then 0.8000 ms "
-        "/a/b/graph_runner.py(276): populate, 0.5000 ms <built-in method copy_>, and 0 % in no recorded call; the next "
+        "graph_runner.py(276): populate, 0.5000 ms <built-in method copy_>, and 0 % in no recorded call; the next "
         "activity was launched 0.8000 ms before it began, so the device waited for the host"
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from workbench.errors import InputError
 from workbench.ingest.bounded import Limits
-from workbench.ingest.bundle import default_folder, ingest_kineto, require_new
+from workbench.ingest.bundle import bundle_name, ingest_kineto, require_new
 from workbench.ingest.byte_model import Model
 from workbench.ingest.synthetic import write_synthetic
 from workbench.trace.bundle import Bundle
@@ -102,12 +102,13 @@ def test_the_limit_of_the_size_is_passed_on(tmp_path: Path) -> None:
         ("a.json", "a"),
         ("a.pt.trace.json.gz", "a"),
         ("a.trace.json", "a"),
-        ("trace", "trace.bundle"),
-        (".json", ".bundle"),
+        ("trace", "trace"),
+        (".json", "trace"),
+        ("a.b.json", "a.b"),
     ],
 )
-def test_the_folder_of_a_trace(tmp_path: Path, name: str, folder: str) -> None:
-    assert default_folder(tmp_path / name) == tmp_path / folder
+def test_the_name_of_a_bundle(name: str, folder: str) -> None:
+    assert bundle_name(Path("somewhere") / name) == folder
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_valid_json_is_left_alone(value: Any, indent: int | None, ascii_only: bo
         text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
     except UnicodeEncodeError:
         return
-    assert repair(text) == (text, [])
+    assert repair(text) == (text, {})
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,16 @@ def test_valid_json_is_left_alone(value: Any, indent: int | None, ascii_only: bo
         (b'{"a": -nan(ind)}', {"a": None}, ["not-a-number"]),
         (b'{"name": "op "x" end", "ts": 1}', {"name": 'op "x" end', "ts": 1}, ["quotes"]),
         (b'{"name": "C:\\dir\\x"}', {"name": "C:\\dir\\x"}, ["escapes"]),
+        (b'{"name": "a\\\\\\x"}', {"name": "a\\\\x"}, ["escapes"]),
         (b'{"name": "\\u12"}', {"name": "\\u12"}, ["escapes"]),
-        (b'{"name": "\xff"}', {"name": "\\xff"}, ["utf-8", "escapes"]),
+        (b'{"name": "\xff"}', {"name": "\\xff"}, ["utf-8"]),
         (b'{"NaN": "nan", "inf": "NaN"}', {"NaN": "nan", "inf": "NaN"}, []),
     ],
 )
 def test_what_profilers_write_wrongly_is_repaired(text: bytes, value: Any, kinds: list[str]) -> None:
     fixed, found = repair(text)
     assert json.loads(fixed) == value
-    assert found == kinds
+    assert list(found) == kinds
 
 
 @given(st.binary(max_size=200))

@@ -182,3 +182,16 @@ def test_a_damaged_member_name_is_found_by_its_content() -> None:
     found, losses, _ = read(trace(simple(2)).replace(b"traceEvents", b"traceEvfnts"))
     assert found == simple(2)
     assert losses.count("header-damaged") == 1
+
+
+@pytest.mark.parametrize("filler", [b"\x00", b"\xff"])
+@pytest.mark.parametrize("place", [b'k1"', b'name": "k1"'])
+def test_a_string_that_swallowed_an_event_is_a_loss(filler: bytes, place: bytes) -> None:
+    """Bytes over the border of two events: repaired, they read as one long name or key."""
+    text = trace(simple(3))
+    start, stop = text.index(place) + 2, text.index(b'"ts": 2')
+    end = b'", ' if place.startswith(b"k") else b'": 1, '
+    text = text[:start] + filler * (stop - start - len(end)) + end + text[stop:]
+    found, losses, _ = read(text)
+    assert len(found) == 2
+    assert [row["severity"] for row in losses.rows()] == ["data_loss"]

@@ -17,6 +17,9 @@ def show(bundle: BundlePath, as_json: Json = False) -> None:
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        if opened.manifest.source != "run":
+            _show_trace(opened, as_json=as_json)
+            return
         diagnosis = diagnose(opened)
         if as_json:
             print_json(summary_json(opened, diagnosis))
@@ -24,6 +27,18 @@ def show(bundle: BundlePath, as_json: Json = False) -> None:
         print_variants(opened, diagnosis)
         _print_causes(diagnosis)
         _print_limits(opened)
+
+
+def _show_trace(bundle: "Bundle", *, as_json: bool) -> None:
+    """Print what can be said of an ingested trace: it has no steps without instruments."""
+    from workbench.commands.trace_view import print_overview
+    from workbench.diagnose.overview import overview
+
+    if as_json:
+        print_json({"bundle": str(bundle.path)} | overview(bundle).to_json())
+    else:
+        print_overview(bundle, overview(bundle))
+        _print_limits(bundle)
 
 
 def print_variants(bundle: "Bundle", diagnosis: "Diagnosis") -> None:

@@ -36,6 +36,11 @@ class HostTime:
     category: str
     ns: int
 
+    @property
+    def short_name(self) -> str:
+        """The name without the folders of a Python file."""
+        return self.name.rsplit("/", 1)[-1] if self.category == "python" else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class GapCause:
@@ -68,10 +73,10 @@ class GapCause:
         doing = "waited" if self.waits else "spent"
         kind = ", a copy that blocks," if self.waits and _BLOCKING_COPY.match(longest.name) else ""
         where = f" called by {' in '.join(self.callers)}" if self.callers else ""
-        rest = ", ".join(f"{_ms(call.ns)} {call.name}" for call in self.calls[1:3])
+        rest = ", ".join(f"{_ms(call.ns)} {call.short_name}" for call in self.calls[1:3])
         text = (
             f"{length}: thread {self.thread} {doing} {_ms(longest.ns)} of it ({percent(longest.ns / self.gap.ns)}) "
-            f"in {longest.name}{kind}{where}{f', then {rest}' if rest else ''}, "
+            f"in {longest.short_name}{kind}{where}{f', then {rest}' if rest else ''}, "
             f"and {percent(self.unrecorded_ns / self.gap.ns)} in no recorded call"
         )
         return f"{text}; {self._launch()}"

@@ -8,6 +8,7 @@ import numpy as np
 from workbench.diagnose.accounting import Accounting, account
 from workbench.diagnose.floor import Floor, load_floor
 from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
+from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.steps import Steps, load_steps
 from workbench.errors import UnfitError
 from workbench.quantity import Quantity
@@ -58,20 +59,26 @@ class Diagnosis:
 def diagnose(bundle: Bundle) -> Diagnosis:
     """Diagnose every variant of ``bundle``.
 
-    Raises UnfitError where not one has a measured step, or one has steps that do not say what they committed.
+    Raises UnfitError where not one has a measured step, or one has steps that do not say what they committed, and for
+    an ingested trace: its steps ran with the profiler on.
     """
+    if bundle.manifest.source != "run":
+        raise UnfitError(
+            f"{bundle.path}: an ingested trace has no steps without instruments, so there is no tok/s to diagnose",
+            hint="workbench show prints its busy and idle time",
+        )
     summaries, failed = [], []
-    for record in bundle.manifest.variants:
-        steps = load_steps(bundle, record.name)
+    for name, settings in variant_settings(bundle).items():
+        steps = load_steps(bundle, name)
         if unknown := int((steps.committed < 0).sum()):
             raise UnfitError(
                 f"{bundle.path}: variant {record.name!r}: {unknown} of {len(steps)} steps do not say how many tokens "
                 "they committed, so there is no tok/s"
             )
         if len(steps):
-            summaries.append(_summary(bundle, record.name, record.settings, steps))
+            summaries.append(_summary(bundle, name, settings, steps))
         else:
-            failed.append(record.name)
+            failed.append(name)
     if not summaries:
         raise UnfitError(f"{bundle.path}: no variant has a measured step", hint="run the scenario again")
     return Diagnosis(str(bundle.manifest.scenario.get("name", "")), tuple(summaries), tuple(failed))
@@ -108,7 +115,7 @@ def _summary(bundle: Bundle, name: str, settings: dict[str, Any], steps: Steps) 
 
 def _device(bundle: Bundle, settings: dict[str, Any]) -> str:
     wanted = settings["engine"]["device"]
-    return str(bundle.manifest.device.get("name", "cpu")) if wanted == "auto" else str(wanted)
+    return str(bundle.manifest.device.get("name", UNKNOWN)) if wanted in ("auto", UNKNOWN) else str(wanted)
 
 
 def _floor_ns(floor: Floor, steps: Steps) -> int:

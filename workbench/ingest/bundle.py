@@ -66,12 +66,12 @@ def ingest_kineto(
     return Ingested(out, found.rule, len(found.steps), trace.events)
 
 
-def default_folder(trace_file: Path) -> Path:
-    """Return the folder that a trace's bundle goes to: the file's name without its endings, beside it."""
+def bundle_name(trace_file: Path) -> str:
+    """Return the name of a trace's bundle: the file's without its endings."""
     name = trace_file.name
     for ending in (".gz", ".json", ".trace", ".pt"):
         name = name.removesuffix(ending)
-    return trace_file.with_name(f"{name}.bundle" if name in ("", trace_file.name) else name)
+    return name or "trace"
 
 
 def _write(

@@ -5,6 +5,7 @@ kineto#1459), NaN and Infinity, bytes that are not UTF-8.
 """
 
 import re
+from collections.abc import Callable
 
 # A string, closed or not; runs on past escaped quotes. Possessive, so that no input makes it slow.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
@@ -15,22 +16,25 @@ TOKENS = re.compile(_STRING + rb"|[{}\[\]]", re.DOTALL)
 # were that no match, the next quote would be tried, and so on.
 _LENIENT = re.compile(rb'"((?:[^"\\]++|\\.|"(?!\s*+(?:[,:}\]]|\Z)))*+)("?)', re.DOTALL)
 _CONTROL = re.compile(rb"[\x00-\x1f]")
-_BAD_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|(.?))', re.DOTALL)
+# A backslash that begins no escape; the first group skips those that do.
+_BAD_ESCAPE = re.compile(rb'(?<!\\)((?:\\\\)*+)\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BARE_QUOTE = re.compile(rb'(?<!\\)((?:\\\\)*+)"')
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 _NOT_A_NUMBER = re.compile(rb"(?<![\w.])[+-]?(?:nan|inf(?:inity)?)(?:\(\w*\))?(?![\w.])", re.IGNORECASE)
 
 
-def repair(text: bytes) -> tuple[bytes, list[str]]:
-    """Return ``text`` with what can be repaired repaired, and the kinds of repair; not always valid JSON.
+def repair(text: bytes) -> tuple[bytes, dict[str, int]]:
+    """Return ``text`` with what can be repaired repaired, and how many repairs of each kind; not always valid JSON.
 
     Kinds: ``control-characters``, ``quotes``, ``escapes`` (in strings), ``not-a-number`` (becomes null), ``utf-8``.
     """
-    kinds: dict[str, None] = {}
+    kinds: dict[str, int] = {}
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:
-        # The escapes \xff that this writes are spelt out by the repair of escapes below.
-        text = text.decode("utf-8", "backslashreplace").encode()
-        kinds["utf-8"] = None
+        readable = text.decode("utf-8", "surrogateescape")
+        readable, kinds["utf-8"] = _NOT_UTF8.subn(lambda match: rf"\\x{ord(match[0]) - 0xDC00:02x}", readable)
+        text = readable.encode()
     parts: list[bytes] = []
     end = 0
     for match in _LENIENT.finditer(text):
@@ -38,27 +42,29 @@ def repair(text: bytes) -> tuple[bytes, list[str]]:
         parts.append(b'"' + _inside(match[1], kinds) + match[2])
         end = match.end()
     parts.append(_outside(text[end:], kinds))
-    return b"".join(parts), list(kinds)
+    return b"".join(parts), kinds
 
 
-def _outside(text: bytes, kinds: dict[str, None]) -> bytes:
-    fixed, count = _NOT_A_NUMBER.subn(b"null", text)
-    if count:
-        kinds["not-a-number"] = None
-    return fixed
+def _outside(text: bytes, kinds: dict[str, int]) -> bytes:
+    return _substitute(_NOT_A_NUMBER, b"null", text, "not-a-number", kinds)
 
 
-def _inside(text: bytes, kinds: dict[str, None]) -> bytes:
+def _inside(text: bytes, kinds: dict[str, int]) -> bytes:
     if b"\\" in text:
-        fixed = _BAD_ESCAPE.sub(lambda m: m[0] if m[1] is None else b"\\\\" + m[1], text)
-        if fixed != text:
-            kinds.setdefault("escapes")
-            text = fixed
-    fixed = re.sub(rb'(?<!\\)((?:\\\\)*)"', rb'\1\\"', text) if b'"' in text.replace(b'\\"', b"") else text
-    if fixed != text:
-        kinds["quotes"] = None
-        text = fixed
-    if _CONTROL.search(text):
-        kinds["control-characters"] = None
-        text = _CONTROL.sub(lambda m: b"\\u%04x" % m[0][0], text)
+        text = _substitute(_BAD_ESCAPE, rb"\1\\\\", text, "escapes", kinds)
+    if b'"' in text:
+        text = _substitute(_BARE_QUOTE, rb'\1\\"', text, "quotes", kinds)
+    return _substitute(_CONTROL, lambda match: b"\\u%04x" % match[0][0], text, "control-characters", kinds)
+
+
+def _substitute(
+    pattern: re.Pattern[bytes],
+    by: bytes | Callable[[re.Match[bytes]], bytes],
+    text: bytes,
+    kind: str,
+    kinds: dict[str, int],
+) -> bytes:
+    text, count = pattern.subn(by, text)
+    if count:
+        kinds[kind] = kinds.get(kind, 0) + count
     return text

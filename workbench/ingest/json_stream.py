@@ -14,11 +14,14 @@ import msgspec
 
 from workbench.errors import InputError
 from workbench.ingest.json_repair import TOKENS, repair
-from workbench.ingest.losses import Losses
+from workbench.ingest.losses import Losses, Severity
 
 CHUNK_BYTES = 4 << 20
 MAX_EVENT_BYTES = 4 << 20
 """Larger events are dropped: a kernel's takes 1 kB."""
+
+MAX_SURE_REPAIRS = 4
+"""Repairs of one kind, in one event, up to which its meaning is taken as plain."""
 
 MAX_HEADER_BYTES = 64 << 20
 """Most that may stand before the events, or after them."""
@@ -130,6 +133,7 @@ class EventReader(Generic[T]):
 
     def _whole(self, text: bytes) -> Sequence[T] | None:
         try:
+            _require_utf8(text)
             events = self._decode_list(b"[" + text + b"]")
         except DAMAGE:
             return None
@@ -231,6 +235,7 @@ class EventReader(Generic[T]):
 
     def _try(self, text: bytes) -> T | None:
         try:
+            _require_utf8(text)
             return self._decode_one(text)
         except DAMAGE:
             return None
@@ -241,12 +246,15 @@ class EventReader(Generic[T]):
             return None
         event = self._try(fixed)
         if event is not None:
-            for kind in kinds:
-                self._losses.add(f"repaired-{kind}", "info", f"in {text[:80]!r}")
+            for kind, count in kinds.items():
+                # A string that needs many repairs may have swallowed what followed it.
+                severity: Severity = "info" if count <= MAX_SURE_REPAIRS else "data_loss"
+                self._losses.add(f"repaired-{kind}", severity, f"in {text[:80]!r}")
         return event
 
     def _reason(self, text: bytes) -> str:
         try:
+            _require_utf8(text)
             self._decode_one(text)
         except DAMAGE as error:
             return str(error)[:120]
@@ -297,6 +305,12 @@ class EventReader(Generic[T]):
             except DAMAGE:
                 continue
         self._losses.add("header-damaged", "data_loss", f"members beside the events: {text[:60]!r}")
+
+
+def _require_utf8(text: bytes) -> None:
+    """Raise UnicodeDecodeError where ``text`` is not UTF-8: the decoder does not look into what it skips."""
+    if not text.isascii():
+        text.decode("utf-8")
 
 
 def _last_border(data: bytes) -> tuple[int, int] | None:
