@@ -4,11 +4,13 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import UnfitError
 from workbench.trace.bundle import Bundle
+from workbench.trace.manifest import VariantRecord
 
 MS = 1_000_000
 US = 1_000
@@ -172,3 +174,11 @@ def test_nothing_measured_is_refused_in_one_line(make_bundle: Callable[..., Bund
     foreign = make_bundle({"steps": [step(0, 0, 5, 1), step(9, 0, 5, 1, committed=None)]})
     with pytest.raises(UnfitError, match="variant 'v': 1 of 2 steps do not say how many tokens they committed"):
         diagnose(foreign)
+
+
+def test_a_bundle_that_lost_its_settings_is_diagnosed_with_what_is_left(golden: Bundle) -> None:
+    stripped = [VariantRecord(name=record.name) for record in golden.manifest.variants]
+    golden.manifest = msgspec.structs.replace(golden.manifest, variants=stripped)
+    for variant in diagnose(handmade).variants:
+        assert (variant.drafter, variant.identity) == ("unknown", None)
+        assert variant.accounting.wall_ns > 0

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.steps import Steps
 from workbench.quantity import Quantity, Tag
 from workbench.trace.bundle import Bundle
@@ -85,8 +86,8 @@ def identity_to_plain(bundle: Bundle, variant: str) -> Identity | None:
 
     None where the variant samples, simulates acceptance, is itself plain, or has no plain twin in the bundle.
     """
-    own = _settings(bundle)[variant]
-    if own["sampling"]["method"] != "greedy" or own["drafter"]["kind"] in ("none", "simulated"):
+    own = variant_settings(bundle)[variant]
+    if own["sampling"]["method"] != "greedy" or own["drafter"]["kind"] in ("none", "simulated", UNKNOWN):
         return None
     name = plain_twin(bundle, variant)
     if name is None:
@@ -97,19 +98,15 @@ def identity_to_plain(bundle: Bundle, variant: str) -> Identity | None:
 
 def plain_twin(bundle: Bundle, variant: str) -> str | None:
     """Return the variant that differs from ``variant`` only in having no drafter; None for a plain one or without."""
-    settings = _settings(bundle)
+    settings = variant_settings(bundle)
     own = settings[variant]
     if own["drafter"]["kind"] == "none":
         return None
     same = ("model", "precision", "engine", "sampling", "prompts")
     for name, other in settings.items():
-        if other["drafter"]["kind"] == "none" and all(other[key] == own[key] for key in same):
+        if other["drafter"]["kind"] == "none" and all(other.get(key) == own.get(key) for key in same):
             return name
     return None
-
-
-def _settings(bundle: Bundle) -> dict[str, dict[str, Any]]:
-    return {record.name: record.settings for record in bundle.manifest.variants}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ def break_even(bundle: Bundle, variant: str) -> BreakEven | None:
     needed, needed_low, needed_high = _ratio(own[0], own[1], plain[2], plain[0])
     speedup, low, high = _ratio(own[2], own[0], plain[0], plain[2])
     note = f"over {len(prompts)} prompts that both decoded"
-    tag: Tag = "modelled" if _settings(bundle)[variant]["drafter"]["kind"] == "simulated" else "measured"
+    tag: Tag = "modelled" if variant_settings(bundle)[variant]["drafter"]["kind"] == "simulated" else "measured"
     return BreakEven(
         baseline,
         len(prompts),

@@ -7,8 +7,8 @@ import numpy as np
 
 from workbench.diagnose.accounting import Accounting, account
 from workbench.diagnose.floor import Floor, load_floor
-from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
 from workbench.diagnose.settings import UNKNOWN, variant_settings
+from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
 from workbench.diagnose.steps import Steps, load_steps
 from workbench.errors import UnfitError
 from workbench.quantity import Quantity
@@ -72,7 +72,7 @@ def diagnose(bundle: Bundle) -> Diagnosis:
         steps = load_steps(bundle, name)
         if unknown := int((steps.committed < 0).sum()):
             raise UnfitError(
-                f"{bundle.path}: variant {record.name!r}: {unknown} of {len(steps)} steps do not say how many tokens "
+                f"{bundle.path}: variant {name!r}: {unknown} of {len(steps)} steps do not say how many tokens "
                 "they committed, so there is no tok/s"
             )
         if len(steps):
