@@ -179,6 +179,6 @@ def test_nothing_measured_is_refused_in_one_line(make_bundle: Callable[..., Bund
 def test_a_bundle_that_lost_its_settings_is_diagnosed_with_what_is_left(golden: Bundle) -> None:
     stripped = [VariantRecord(name=record.name) for record in golden.manifest.variants]
     golden.manifest = msgspec.structs.replace(golden.manifest, variants=stripped)
-    for variant in diagnose(handmade).variants:
+    for variant in diagnose(golden).variants:
         assert (variant.drafter, variant.identity) == ("unknown", None)
         assert variant.accounting.wall_ns > 0
