@@ -1,15 +1,17 @@
 """Import every module of the installed wheel; the links of the source tree must have become real subpackages.
 
-``core`` imports what works without torch, ``decode`` everything except GPU kernels, which need triton.
+``core`` imports what works without torch, ``all`` everything; that needs torch and triton.
 """
 
 import importlib
 import sys
 from importlib.metadata import files
 
-SUBPACKAGES = ("decode", "trace", "diagnose", "commands", "probes", "kernels", "scenarios", "reports")
+SUBPACKAGES = (
+    *("decode", "trace", "diagnose", "ingest", "gate", "commands"),
+    *("probes", "kernels", "dashboards", "scenarios", "reports"),
+)
 NEEDS_TORCH = ("workbench.decode.", "workbench.runner", "workbench.kernels.")
-NEEDS_TRITON = ("workbench.kernels.",)
 
 
 def main(extent: str) -> None:
@@ -18,7 +20,7 @@ def main(extent: str) -> None:
     missing = [name for name in SUBPACKAGES if not any(path.startswith(f"workbench/{name}/") for path in paths)]
     if missing:
         sys.exit(f"the wheel lacks {', '.join(missing)}: was it built from a checkout without symbolic links?")
-    skip = NEEDS_TORCH if extent == "core" else NEEDS_TRITON
+    skip = NEEDS_TORCH if extent == "core" else ()
     modules = sorted(path[:-3].replace("/", ".").removesuffix(".__init__") for path in paths if path.endswith(".py"))
     chosen = [name for name in modules if not name.endswith("__main__") and not name.startswith(skip)]
     for name in chosen:
