@@ -263,12 +263,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         stream = random.Random(2)  # noqa: S311 - not for security
 
         def start(tree: Any, scenario: Path, bundle: Path, *, timeout: float) -> tuple[str, float, float | None]:
-            names.append(bundle.name)
+            side = bundle.parent.name
+            names.append(f"{bundle.name}-{side}")
             if problem := (problems or {}).get(len(names)):
                 return problem, 1.0, 0.0
-            variant, _, side = bundle.name.split("-")[:3]
-            side_code = sides.get(side, DEFAULT)
-            write_launch(bundle, side_code, noise=stream.gauss(0, noise), number=len(names), variants=(variant,))
+            variant = bundle.name.split("-")[0]
+            drawn = stream.gauss(0, noise)
+            write_launch(bundle, sides.get(side, DEFAULT), noise=drawn, number=len(names), variants=(variant,))
             return "", 1.0, 0.5
 
         monkeypatch.setattr("workbench.gate.sides.start", start)

@@ -146,12 +146,22 @@ def test_blocked_launches_are_told(make_sides: MakeSides, tmp_path: Path) -> Non
 
 def test_launches_must_pair_up_and_count_once(make_sides: MakeSides, tmp_path: Path) -> None:
     base, head = make_sides()
-    with pytest.raises(InputError, match="do not pair up: base mtp 4, head mtp 3"):
+    with pytest.raises(InputError, match="launches of 'mtp' do not pair up: base 4, head 3"):
         _gate((base, head[:3]), tmp_path)
     with pytest.raises(InputError, match="given twice"):
         _gate((base, [head[0], head[0], *head[2:]]), tmp_path)
     with pytest.raises(InputError, match="no bundle, unlike the others"):
         _gate((base, [*head, tmp_path / "nothing"]), tmp_path)
+
+
+def test_variants_may_have_different_numbers_of_launches(make_sides: MakeSides, tmp_path: Path) -> None:
+    base, head = make_sides(noise=0.003)
+    more_base, more_head = make_sides(noise=0.003, pairs=6, variants=("plain",))
+    result = _gate(([*base, *more_base], [*head, *more_head]), tmp_path)
+    assert {variant.name: (variant.verdict, len(variant.pairs)) for variant in result.variants} == {
+        "mtp": (Verdict.PASS, 4),
+        "plain": (Verdict.PASS, 6),
+    }
 
 
 def test_what_is_neither_bundle_nor_commit_is_refused(make_sides: MakeSides, tmp_path: Path) -> None:

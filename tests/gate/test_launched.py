@@ -70,10 +70,20 @@ def test_fail_fast_ends_at_a_counter(launches: Launches, code: MakeCode, tmp_pat
 def test_an_invalid_launch_is_redone_and_told(launches: Launches, tmp_path: Path) -> None:
     names = launches(problems={2: "ended with -9: out of memory"})
     result = _gate(tmp_path, variants=("mtp",))
-    assert names[:4] == ["mtp-01-base", "mtp-01-head", "mtp-01-base-again1", "mtp-01-head-again1"]
+    assert names[:4] == ["mtp-01-base", "mtp-01-head", "mtp-01-again1-base", "mtp-01-again1-head"]
     assert result.exit_code is ExitCode.OK
     assert "2 launches were invalid and are not in the estimates" in result.notes
-    assert result.variants[0].rejected[0].reason == "head ended with -9: out of memory"
+    assert result.variants[0].rejected[1].reason == "head ended with -9: out of memory"
+    assert [path.name for path in (tmp_path / "out" / "rejected").iterdir()] == ["base-mtp-01"]
+    assert result.variants[0].rejected[0].launch.bundle == tmp_path / "out" / "rejected" / "base-mtp-01"
+
+
+def test_launches_are_left_so_that_they_can_be_gated_again(launches: Launches, code: MakeCode, tmp_path: Path) -> None:
+    launches(head=code(forward=1.3), problems={2: "ended with -9: out of memory"})
+    first = _gate(tmp_path)
+    sides = {side: (str(tmp_path / "out" / side),) for side in ("base", "head")}
+    again = _gate(tmp_path, **sides, scenario=None, out=None)
+    assert [variant.estimate for variant in again.variants] == [variant.estimate for variant in first.variants]
 
 
 def test_without_a_valid_launch_the_machine_is_unfit(launches: Launches, tmp_path: Path) -> None:
@@ -104,6 +114,7 @@ def test_time_that_runs_out_is_inconclusive(
     assert result.variants[0].reason == "out of time after 5 pairs"
     assert (result.variants[0].verdict, result.exit_code) == (Verdict.INCONCLUSIVE, ExitCode.OK)
     assert len(names) == 11
+    assert [one.reason for one in result.variants[0].rejected] == ["no time for its partner"]
 
 
 def test_new_launches_are_gated_against_recorded_ones(

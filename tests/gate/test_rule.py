@@ -2,7 +2,7 @@ import math
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -10,6 +10,7 @@ from workbench.gate.rule import (
     DELTA,
     LEVEL,
     LOOKS,
+    NO_CHANGE_LEVEL,
     Family,
     Verdict,
     detectable,
@@ -30,15 +31,23 @@ def test_the_interval_is_students_t() -> None:
     found = estimate(values)
     low, high = stats.t.interval(1 - 2 * LEVEL, 3, loc=found.mean, scale=stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high))
-    one_sided = stats.ttest_1samp(values, floor_log(DELTA), alternative="less")
-    assert found.p_slower == pytest.approx(one_sided.pvalue)
+
+
+def test_p_is_that_of_the_harder_of_two_tests() -> None:
+    calm = [-0.0402, -0.0398, -0.0401, -0.0399]
+    against_floor = stats.ttest_1samp(calm, floor_log(DELTA), alternative="less").pvalue
+    assert estimate(calm).p_slower == pytest.approx(against_floor)
+    noisy = [-0.9, -0.2, -0.6, -0.4]
+    against_nothing = stats.ttest_1samp(noisy, 0, alternative="less").pvalue
+    assert estimate(noisy).p_slower == pytest.approx(against_nothing * LEVEL / NO_CHANGE_LEVEL)
+    assert estimate([0.5, 0.6]).p_slower <= 1
 
 
 @given(ratios)
-def test_p_and_bound_say_the_same(values: list[float]) -> None:
-    found = estimate(values)
-    if abs(found.high - floor_log(DELTA)) > 1e-12:
-        assert (found.p_slower <= LEVEL) == (found.high < floor_log(DELTA))
+def test_p_and_bounds_say_the_same(values: list[float]) -> None:
+    found, strict = estimate(values), estimate(values, level=NO_CHANGE_LEVEL)
+    assume(abs(found.high - floor_log(DELTA)) > 1e-9 and abs(strict.high) > 1e-9)
+    assert (found.p_slower <= LEVEL) == (found.high < floor_log(DELTA) and strict.high < 0)
 
 
 def test_one_pair_has_no_bounds_and_none_is_refused() -> None:

@@ -62,7 +62,8 @@ def gate(request: Request, folder: Path, *, progress: Progress = lambda *_: None
     deadline = time.monotonic() + request.time_limit
     with _open_sides(request, folder) as sides:
         variants = _variants(request, sides)
-        looks = _looks(request, sides, variants)
+        recorded = _recorded(sides, variants)
+        looks = _looks(request, sides, recorded)
         family = Family(variants, delta=request.delta)
         plan = Plan(
             metric=request.metric,
@@ -72,6 +73,7 @@ def gate(request: Request, folder: Path, *, progress: Progress = lambda *_: None
             counters_only=request.pairs == 0,
             allow_different=request.allow_different,
             max_other_cpus=request.max_other_cpus,
+            recorded=recorded,
             keep_going=partial(_no_counter_fails, request.accept) if request.fail_fast else lambda _: True,
         )
         runs = run_pairs(sides, variants, family, plan, progress)
@@ -149,23 +151,23 @@ def _variants(request: Request, sides: Mapping[SideName, Side]) -> tuple[str, ..
     return common
 
 
-def _looks(request: Request, sides: Mapping[SideName, Side], variants: Sequence[str]) -> tuple[int, ...]:
-    """Return when to look. Recorded launches are judged once, all together; launched ones at each look."""
+def _recorded(sides: Mapping[SideName, Side], variants: Sequence[str]) -> dict[str, int]:
+    """Return how many pairs exist of each variant; nothing where both sides are launched."""
+    held = [side for side in sides.values() if isinstance(side, RecordedSide)]
+    counts = {variant: {side.name: len(side.by_variant[variant]) for side in held} for variant in variants}
+    for variant, count in counts.items():
+        if len(set(count.values())) > 1:
+            told = ", ".join(f"{side} {number}" for side, number in count.items())
+            raise InputError(f"launches of {variant!r} do not pair up: {told}", hint="give as many on both sides")
+    return {variant: next(iter(count.values())) for variant, count in counts.items() if count}
+
+
+def _looks(request: Request, sides: Mapping[SideName, Side], recorded: Mapping[str, int]) -> tuple[int, ...]:
+    """Return when to look. Where both sides are recorded, once, at all there is; launched ones at each look."""
     if request.pairs == 0:
         return (1,)
-    recorded = {
-        (side.name, variant): len(side.by_variant[variant])
-        for side in sides.values()
-        if isinstance(side, RecordedSide)
-        for variant in variants
-    }
-    if len(set(recorded.values())) > 1:
-        counts = ", ".join(f"{side} {variant} {count}" for (side, variant), count in recorded.items())
-        raise InputError(f"launches do not pair up: {counts}", hint="give as many bundles on one side as on the other")
-    count = next(iter(recorded.values()), request.pairs)
-    if all(side.recorded for side in sides.values()):
-        return (count,)
-    return looks_up_to(min(count, request.pairs))
+    most = max(recorded.values(), default=request.pairs)
+    return (most,) if all(side.recorded for side in sides.values()) else looks_up_to(min(most, request.pairs))
 
 
 def _no_counter_fails(accept: Sequence[str], runs: Mapping[str, VariantRun]) -> bool:

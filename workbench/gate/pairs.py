@@ -68,6 +68,7 @@ class VariantRun:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How launches are made. ``looks``: after how many pairs the rule is applied; the last is the most pairs there are.
+    ``recorded``: by variant, the pairs that exist, where a side is recorded.
 
     ``redo``: tries beyond the first for a pair with an invalid launch. ``deadline``: on ``time.monotonic``, the moment
     at which no launch may run any more. ``counters_only``: the time is not judged. ``max_other_cpus``: a launch during
@@ -81,6 +82,7 @@ class Plan:
     counters_only: bool = False
     allow_different: bool = False
     max_other_cpus: float = math.inf
+    recorded: Mapping[str, int] = field(default_factory=dict)
     keep_going: Callable[[Mapping[str, VariantRun]], bool] = lambda _: True
 
 
@@ -104,6 +106,8 @@ def run_pairs(
     last = plan.looks[-1]
     for number in range(last):
         for variant in family.undecided:
+            if number >= plan.recorded.get(variant, last):
+                continue
             progress(f"pair {number + 1} of at most {last}: {variant}", number, last)
             _add_pair(sides, variant, number, runs[variant], family, plan)
         if number == 0 and not plan.keep_going(runs):
@@ -145,15 +149,17 @@ def _try_pair(
     launches: dict[SideName, Launch] = {}
     found: dict[SideName, Measurement] = {}
     for name in order:
-        launches[name] = launch = _launch(sides[name], variant, number, attempt, run, plan)
+        try:
+            launches[name] = launch = _launch(sides[name], variant, number, attempt, run, plan)
+        except OutOfTimeError:
+            run.rejected += [Rejected(sides[one].discard(launches[one]), "no time for its partner") for one in launches]
+            raise
         problem = launch.problem or _crowded(launch, plan.max_other_cpus)
         measured = f"{name} {problem}" if problem else measure(launch.bundle, variant)
         reason = measured if isinstance(measured, str) else _invalid(measured, name, run.pairs)
         if isinstance(measured, str) or reason:
-            run.rejected.append(Rejected(launch, reason))
-            run.rejected += [
-                Rejected(other, "its partner is invalid") for other in launches.values() if other != launch
-            ]
+            reasons = {one: reason if one == name else "its partner is invalid" for one in launches}
+            run.rejected += [Rejected(sides[one].discard(launches[one]), why) for one, why in reasons.items()]
             return None
         found[name] = measured
     pair = Pair(number, found["base"], found["head"], launches["base"], launches["head"])
@@ -164,13 +170,12 @@ def _try_pair(
 
 def _launch(side: Side, variant: str, number: int, attempt: int, run: VariantRun, plan: Plan) -> Launch:
     left = plan.deadline - time.monotonic()
-    past = [pair.base_launch.seconds or 0.0 for pair in run.pairs] + [
-        pair.head_launch.seconds or 0.0 for pair in run.pairs
-    ]
+    past = [launch.seconds or 0.0 for pair in run.pairs for launch in (pair.base_launch, pair.head_launch)]
     if left <= max(past, default=0.0):
         raise OutOfTimeError
     launch = side.launch(variant, number, attempt, left)
     if launch.problem and time.monotonic() >= plan.deadline:
+        side.discard(launch)
         raise OutOfTimeError
     return launch
 

@@ -1,7 +1,7 @@
 """The two sides of a gate: recorded bundles, or a tree whose code is launched."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,13 +26,20 @@ class Side(Protocol):
     def launch(self, variant: str, pair: int, attempt: int, timeout: float) -> Launch:
         """Return launch ``pair`` (from 0) of ``variant``; ``attempt`` counts from 0 and is 0 for recorded ones."""
 
+    def discard(self, launch: Launch) -> Launch:
+        """Put an invalid launch away from the valid ones; return it with its new place."""
+
     def describe(self) -> dict[str, Any]:
         """Return what this side is, as plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSide:
-    """Launches of one tree. ``scenarios``: by variant, the file that is run. Bundles go into ``out``."""
+    """Launches of one tree. ``scenarios``: by variant, the file that is run.
+
+    Bundles go into the side's own folder in ``out``, invalid ones into ``rejected`` beside it, so that each folder can
+    be gated again as it is.
+    """
 
     name: SideName
     tree: Tree
@@ -44,10 +51,19 @@ class TreeSide:
     def launch(self, variant: str, pair: int, attempt: int, timeout: float) -> Launch:
         """Start a fresh process and wait for it."""
         again = f"-again{attempt}" if attempt else ""
-        bundle = self.out / f"{variant}-{pair + 1:02d}-{self.name}{again}"
+        bundle = self.out / self.name / f"{variant}-{pair + 1:02d}{again}"
+        bundle.parent.mkdir(exist_ok=True)
         limit = min(self.launch_timeout, timeout)
         problem, seconds, other = start(self.tree, self.scenarios[variant], bundle, timeout=limit)
         return Launch(self.name, variant, pair, attempt, bundle, problem, seconds, other)
+
+    def discard(self, launch: Launch) -> Launch:
+        """Move its bundle, where there is one."""
+        place = self.out / "rejected" / f"{self.name}-{launch.bundle.name}"
+        place.parent.mkdir(exist_ok=True)
+        if not launch.bundle.exists():
+            return launch
+        return replace(launch, bundle=launch.bundle.rename(place))
 
     def describe(self) -> dict[str, Any]:
         """Return the tree's ref and commit."""
@@ -66,6 +82,10 @@ class RecordedSide:
     def launch(self, variant: str, pair: int, attempt: int, timeout: float) -> Launch:
         """Return the bundle that was recorded as number ``pair``."""
         return Launch(self.name, variant, pair, attempt, self.by_variant[variant][pair])
+
+    def discard(self, launch: Launch) -> Launch:
+        """Leave it where the user has it."""
+        return launch
 
     def describe(self) -> dict[str, Any]:
         """Return the bundles' names."""

@@ -2,7 +2,7 @@
 
 A launch is a mean of 40 windows of autocorrelated noise (sd 0.6 %, correlation 0.8), a noise of its own, and a random
 walk of the machine; launches come in ABBA order. Drift per launch is 0.4 times the noise of a launch at 0.5 % and 1 %,
-and 0.3 times at 2 %.
+and 0.3 times above.
 """
 
 import argparse
@@ -29,7 +29,12 @@ class Noise:
     drift: float
 
 
-CASES = ((Noise(0.005, 0.002), 0.01), (Noise(0.01, 0.004), 0.02), (Noise(0.02, 0.006), 0.02))
+CASES = (
+    (Noise(0.005, 0.002), 0.01),
+    (Noise(0.01, 0.004), 0.02),
+    (Noise(0.02, 0.006), 0.02),
+    (Noise(0.05, 0.015), 0.02),
+)
 """Noise and the floor it is gated with."""
 CHANGES = (0.0, -0.02, -0.03, -0.05, -0.15)
 
@@ -133,7 +138,7 @@ def report(runs: int, seed: int) -> Iterator[str]:
     yield ""
     yield "| variants | true change | with Holm | without |"
     yield "|---|---|---|---|"
-    for variants in (1, 5, 20):
+    for variants in (5, 20):
         for change in (0.0, -DELTA):
             together = false_red(variants, change, noise, runs=few, random=random)
             apart = alone(variants, change, noise, runs=few, random=random)

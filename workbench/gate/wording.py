@@ -7,7 +7,7 @@ from fractions import Fraction
 from workbench.diagnose.numbers import significant
 from workbench.gate.attribution import MAX_RESIDUAL, Attribution, Term
 from workbench.gate.counters import Comparison
-from workbench.gate.rule import LOOKS, Estimate, Verdict
+from workbench.gate.rule import LOOKS, Estimate, Verdict, floor_log
 
 CALM = 0.005
 """A change of tok/s smaller than this is not explained: there is nothing to explain."""
@@ -39,6 +39,8 @@ def reason(verdict: Verdict | None, found: Estimate | None, delta: float) -> str
         return f"a slowdown of more than {floor} is ruled out{faster}"
     if found.pairs < LOOKS[0]:
         return f"{found.pairs} pairs; a verdict needs {LOOKS[0]}"
+    if found.high < floor_log(delta):
+        return f"after {found.pairs} pairs it looks slower, but too weakly for this noise and number of variants"
     return f"after {found.pairs} pairs the change may be on either side of -{floor}"
 
 
