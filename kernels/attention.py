@@ -11,7 +11,8 @@ Byte floor: the visible positions' keys and values once, 2 (Dk + Dv) KV bytes ea
 run on the tensor core in tiles of 16 rows; per visible (row, key): scale, mask, max, exp2, sum, convert, about 8.
 
 One program handles one KV head and one part of the context, with all group x T query rows as the tile's rows, so
-keys are read once for every query. The last part to arrive merges the parts and adds the sink: no second launch.
+keys are read once for every query. The last part to arrive merges the parts and adds the sink, or a second launch does
+(``AttentionConfig.merge``).
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
 # ruff: noqa: N803
@@ -26,29 +27,46 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.merge import Merge, merge_parts
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """``splits`` programs share one KV head's context (0: by rule); ``block`` keys a loop turn."""
+    """``splits`` programs share one KV head's context (0: by rule); ``block`` keys a loop turn.
+
+    ``merge``: the last part to arrive joins the parts, or a launch of its own does (merge.py).
+    """
 
     splits: int = 0
     block: int = 64
     num_warps: int = 4
     num_stages: int = 2
+    merge: Merge = "last"
 
 
 SPACE = (
+    AttentionConfig(block=128),
+    AttentionConfig(block=128, merge="launch"),
+    AttentionConfig(merge="launch"),
+    AttentionConfig(block=32, merge="launch"),
+    AttentionConfig(block=128, splits=8),
+    AttentionConfig(block=64, splits=32, merge="launch"),
     AttentionConfig(),
     AttentionConfig(block=32),
-    AttentionConfig(block=128),
-    AttentionConfig(num_warps=8),
-    AttentionConfig(num_stages=3),
-    AttentionConfig(splits=8),
-    AttentionConfig(splits=32),
 )
+
+
+def default_config(rows: int, dk: int, dv: int) -> AttentionConfig:
+    """Choose by rule, from what docs/kernels.md measured, for ``rows`` query rows a KV head.
+
+    128 keys a turn for up to 16 rows of short heads (longer ones would not leave room in shared memory), 64 up to 32
+    rows, 32 beyond.
+    """
+    if rows <= 16:
+        return AttentionConfig(block=128 if dk + dv <= 128 else 64)
+    return AttentionConfig(block=64 if rows <= 32 else 32, num_warps=4 if rows <= 64 else 8)
 
 
 def default_splits(kv_heads: int, reach: int, block: int, sms: int = 132) -> int:
@@ -92,6 +110,7 @@ def gqa_kernel(
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
+    FUSED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -144,35 +163,37 @@ def gqa_kernel(
         tl.store(partial_ptr + slot[:, None] * DV + dv[None, :], acc, mask=row_ok[:, None])
         tl.store(stats + slot * 2, m, mask=row_ok)
         tl.store(stats + slot * 2 + 1, l_sum, mask=row_ok)
-        if not arrive(counter_ptr + head, SPLITS):
-            return
-        m = tl.full((ROWS,), float("-inf"), tl.float32)
-        for other in range(SPLITS):
-            at = (head * SPLITS + other) * ROWS + row
-            m = tl.maximum(m, tl.load(stats + at * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg"))
-        safe = tl.where(m == float("-inf"), 0.0, m)
-        l_sum = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, DV), tl.float32)
-        for other in range(SPLITS):
-            at = (head * SPLITS + other) * ROWS + row
-            m_other = tl.load(stats + at * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg")
-            l_other = tl.load(stats + at * 2 + 1, mask=row_ok, other=0.0, cache_modifier=".cg")
-            alpha = tl.exp2(m_other - safe)
-            l_sum += l_other * alpha
-            some = tl.load(
-                partial_ptr + at[:, None] * DV + dv[None, :], mask=row_ok[:, None], other=0.0, cache_modifier=".cg"
-            )
-            acc += some * alpha[:, None]
-    if SINKS:
-        sink = tl.load(sink_ptr + head * GROUP + row % GROUP, mask=row_ok, other=0.0).to(tl.float32)
-        sink = sink * 1.4426950408889634
-        m_all = tl.maximum(m, sink)
-        shrink = tl.exp2(m - m_all)
-        acc *= shrink[:, None]
-        l_sum = l_sum * shrink + tl.exp2(sink - m_all)
-    out = acc / tl.where(l_sum == 0.0, 1.0, l_sum)[:, None]
-    o_at = o_ptr + ((row // GROUP * KV_HEADS + head) * GROUP + row % GROUP)[:, None] * DV + dv[None, :]
-    tl.store(o_at, out.to(tl.bfloat16), mask=row_ok[:, None])
+        if FUSED:
+            if not arrive(counter_ptr + head, SPLITS):
+                return
+            m = tl.full((ROWS,), float("-inf"), tl.float32)
+            for other in range(SPLITS):
+                at = (head * SPLITS + other) * ROWS + row
+                m = tl.maximum(m, tl.load(stats + at * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg"))
+            safe = tl.where(m == float("-inf"), 0.0, m)
+            l_sum = tl.zeros((ROWS,), tl.float32)
+            acc = tl.zeros((ROWS, DV), tl.float32)
+            for other in range(SPLITS):
+                at = (head * SPLITS + other) * ROWS + row
+                m_other = tl.load(stats + at * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg")
+                l_other = tl.load(stats + at * 2 + 1, mask=row_ok, other=0.0, cache_modifier=".cg")
+                alpha = tl.exp2(m_other - safe)
+                l_sum += l_other * alpha
+                some = tl.load(
+                    partial_ptr + at[:, None] * DV + dv[None, :], mask=row_ok[:, None], other=0.0, cache_modifier=".cg"
+                )
+                acc += some * alpha[:, None]
+    if FUSED:
+        if SINKS:
+            sink = tl.load(sink_ptr + head * GROUP + row % GROUP, mask=row_ok, other=0.0).to(tl.float32)
+            sink = sink * 1.4426950408889634
+            m_all = tl.maximum(m, sink)
+            shrink = tl.exp2(m - m_all)
+            acc *= shrink[:, None]
+            l_sum = l_sum * shrink + tl.exp2(sink - m_all)
+        out = acc / tl.where(l_sum == 0.0, 1.0, l_sum)[:, None]
+        o_at = o_ptr + ((row // GROUP * KV_HEADS + head) * GROUP + row % GROUP)[:, None] * DV + dv[None, :]
+        tl.store(o_at, out.to(tl.bfloat16), mask=row_ok[:, None])
 
 
 def floor(tokens: int, heads: int, kv_heads: int, dk: int, dv: int, visible: int) -> Floor:
@@ -220,7 +241,7 @@ def gqa_decode(
     require(kernel, rows <= 256, f"{tokens} tokens x {group} heads a group is {rows} rows, the kernel takes up to 256")
     if sinks is not None:
         expect(kernel, "sinks", sinks, (torch.bfloat16, torch.float32), (heads,), device=q.device)
-    config = config or AttentionConfig(block=64 if rows <= 64 else 32, num_warps=4 if rows <= 64 else 8)
+    config = config or default_config(rows, dk, dv)
     reach = capacity if window is None else min(capacity, window + tokens - 1)
     splits = config.splits or default_splits(kv_heads, reach, config.block)
     if out is None:
@@ -230,11 +251,17 @@ def gqa_decode(
     if splits > 1:
         workspace = workspace or Workspace(q.device)
         partial, counters = workspace.take(kernel, kv_heads * splits * rows * (dv + 2), kv_heads)
+    fused = splits == 1 or config.merge == "last"
     gqa_kernel[(kv_heads, splits)](
         q, k, v, kv_len, q if sinks is None else sinks, out, partial, counters, capacity, window or 0,
         scale * 1.4426950408889634, T=tokens, KV_HEADS=kv_heads, GROUP=group, DK=dk, DK_A=dk_a, DK_B=dk_b, DV=dv,
         ROWS=rows, SPLITS=splits, BLOCK=config.block, CAUSAL=causal, WINDOWED=window is not None,
-        SINKS=sinks is not None, OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps,
+        SINKS=sinks is not None, FUSED=fused, OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip
+    if not fused:
+        merge_parts(
+            partial, sinks, out, tokens=tokens, kv_heads=kv_heads, group=group, blocks=kv_heads, rows=rows,
+            splits=splits, overlap=overlap,
+        )  # fmt: skip
     return out

@@ -119,7 +119,7 @@ def down_case(model: Experts, tokens: int) -> Case:
             wanted.append(reference.down(plain, choices[0], weights, w, bias))
         return relative_error(run(choices[0], poisoned(tokens, model.hidden), config), wanted[0])
 
-    default = mxfp4_experts.default_config(tiles, chunks, tokens * model.top_k)
+    default = mxfp4_experts.default_config(tiles, chunks, tokens * model.top_k, half="down")
     return Case(
         f"mxfp4 down T={tokens}",
         model.label,
@@ -166,7 +166,7 @@ def expert_pass_case(model: Experts, tokens: int) -> Case:
     pairs = tokens * model.top_k
     default = (
         mxfp4_experts.default_config(up_tiles, up_chunks, pairs),
-        mxfp4_experts.default_config(down_tiles, down_chunks, pairs),
+        mxfp4_experts.default_config(down_tiles, down_chunks, pairs, half="down"),
         "plain",
     )
     up_floor = mxfp4_experts.floor(tokens, _distinct(choices), up_tiles * 16, model.hidden)
@@ -176,13 +176,19 @@ def expert_pass_case(model: Experts, tokens: int) -> Case:
         up_floor.bytes_written + down_floor.bytes_written,
         up_floor.lane_instructions + down_floor.lane_instructions,
     )
-    some = mxfp4_experts.SPACE[:5]
+    up_best, down_best = default[0], default[1]
+    others = (
+        (up_best, mxfp4_experts.ExpertConfig(4, 1, 2, 1, 2)),
+        (mxfp4_experts.ExpertConfig(4, 1, 1, 1, 2), down_best),
+        (up_best, mxfp4_experts.ExpertConfig(4, 1, 2, 1, 1)),
+        (mxfp4_experts.ExpertConfig(8, 1, 1, 1, 2), mxfp4_experts.ExpertConfig(8, 1, 1, 1, 2)),
+    )
     return Case(
         f"mxfp4 expert pass T={tokens}",
         model.label,
         total,
         len(choices),
-        space(default, ((*default[:2], "overlap"), *((config, config, "overlap") for config in some))),
+        space(default, ((*default[:2], "overlap"), *((*pair, "overlap") for pair in others))),
         lambda copy, config: run(choices[copy], out, config),
         check,
         tolerance=2 * BF16_TOLERANCE,

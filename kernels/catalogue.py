@@ -14,6 +14,7 @@ from workbench.kernels import (
     chain_verify,
     live_quant,
     lm_head,
+    merge,
     mla,
     mxfp4_experts,
     nucleus,
@@ -63,7 +64,8 @@ _EXPERT_TYPES = {
 def _expert(
     name: str, kernel: Any, tokens: int, top_k: int, tiles: int, chunks: int, shape: str, **flags: bool
 ) -> Entry:
-    config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k)
+    half: mxfp4_experts.Half = "down" if kernel is mxfp4_experts.down_kernel else "gate_up"
+    config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k, half=half)
     cut = mxfp4_experts.cut(config, tokens, tokens * top_k, chunks, True)
     warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
     del cut["launch_pdl"]
@@ -74,6 +76,7 @@ def _expert(
 
 def _gqa(name: str, shape: str, tokens: int, kv_heads: int, group: int, dk: int, dv: int, windowed: bool) -> Entry:
     rows = max(16, 1 << (tokens * group - 1).bit_length())
+    config = attention.default_config(rows, dk, dv)
     return Entry(
         name,
         attention.gqa_kernel,
@@ -96,15 +99,16 @@ def _gqa(name: str, shape: str, tokens: int, kv_heads: int, group: int, dk: int,
             "DV": dv,
             "ROWS": rows,
             "SPLITS": 16,
-            "BLOCK": 64 if rows <= 64 else 32,
+            "BLOCK": config.block,
             "CAUSAL": True,
             "WINDOWED": windowed,
             "SINKS": windowed,
+            "FUSED": True,
             "OVERLAP": True,
         },
         ("capacity",),
-        4 if rows <= 64 else 8,
-        2,
+        config.num_warps,
+        config.num_stages,
         getattr(attention, "SPILLS", ""),
         shape,
     )
@@ -127,8 +131,9 @@ def _mla(name: str, tokens: int, heads: int, top_k: int) -> Entry:
             "ROPE": 64,
             "ROWS": 16,
             "SPLITS": 64,
-            "BLOCK": 32,
+            "BLOCK": mla.MlaConfig().block,
             "TOPK": top_k,
+            "FUSED": True,
             "OVERLAP": True,
         },
         (),
@@ -136,6 +141,33 @@ def _mla(name: str, tokens: int, heads: int, top_k: int) -> Entry:
         2,
         getattr(mla, "SPILLS", ""),
         f"GLM-5.2 TP8, T={tokens}" + (f", top {top_k}" if top_k else ""),
+    )
+
+
+def _merge(name: str, splits: int) -> Entry:
+    return Entry(
+        name,
+        merge.merge_kernel,
+        {"partial_ptr": "*fp32", "sink_ptr": "*bf16", "o_ptr": "*bf16"},
+        {
+            "T": 1,
+            "KV_HEADS": 0,
+            "GROUP": 0,
+            "HEADS": 8,
+            "PER_TOKEN": False,
+            "ROWS": 16,
+            "SPLITS": splits,
+            "S_WIDE": 1 << (splits - 1).bit_length(),
+            "D": 512,
+            "COLUMNS": merge.COLUMNS,
+            "SINKS": False,
+            "OVERLAP": True,
+        },
+        (),
+        4,
+        1,
+        getattr(merge, "SPILLS", ""),
+        f"GLM-5.2 TP8, T=1, {splits} parts",
     )
 
 
@@ -284,6 +316,7 @@ ENTRIES: tuple[Entry, ...] = (
     _gqa("gqa_mimo_t8", "MiMo TP8 sliding, T=8", 8, 1, 16, 192, 128, True),
     _mla("mla_t1", 1, 8, 0),
     _mla("mla_t6_chosen", 6, 8, 2048),
+    _merge("mla_merge", 129),
     _norm("rms_norm", False),
     _norm("rms_norm_quantise", True),
     Entry(

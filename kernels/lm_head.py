@@ -31,11 +31,12 @@ from workbench.kernels.workspace import Workspace
 class HeadConfig:
     """``programs`` in the grid; ``kw`` warps share K, ``rw`` groups and ``r`` tiles a warp widen the row tile.
 
-    ``unroll`` chunks of 64 columns a warp and loop turn.
+    ``unroll`` chunks of 64 columns a warp and loop turn. Four warps by default: as many in the grid as 528 programs of
+    eight, but five programs fit an SM where two did, and the sum over warps is half as wide (docs/kernels.md).
     """
 
-    programs: int = 528
-    kw: int = 8
+    programs: int = 1056
+    kw: int = 4
     rw: int = 1
     r: int = 1
     unroll: int = 1
@@ -48,14 +49,14 @@ class HeadConfig:
 
 SPACE = (
     HeadConfig(),
-    HeadConfig(396),
-    HeadConfig(1056, 4),
-    HeadConfig(528, 8, 1, 2),
-    HeadConfig(528, 4, 2),
-    HeadConfig(528, 8, 1, 1, 2),
-    HeadConfig(264, 16),
     HeadConfig(792, 4),
-    HeadConfig(396, 8, 1, 2),
+    HeadConfig(1056, 4, 1, 1, 2),
+    HeadConfig(2112, 2),
+    HeadConfig(1056, 2, 2),
+    HeadConfig(528, 8),
+    HeadConfig(528, 4, 1, 2),
+    HeadConfig(528, 8, 1, 1, 2),
+    HeadConfig(528, 4, 2),
 )
 
 

@@ -9,7 +9,7 @@ device; out bf16[T, H, rank]. ``indices`` int32[T, K] limits each query to chose
 Byte floor: 2 (rank + rope) bytes a visible position, once for all heads. Instruction floor as for GQA.
 
 The latent tile is key and value at once, loaded once. Heads (times tokens) are cut into row blocks of 16, context
-into ``splits``; the last part to arrive merges.
+into ``splits``; the last part to arrive merges, or a second launch (``MlaConfig.merge``).
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
 # ruff: noqa: N803, N806
@@ -25,26 +25,35 @@ from workbench.kernels.attention import merge_step
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
+from workbench.kernels.merge import Merge, merge_parts
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)
 class MlaConfig:
-    """``splits`` programs share the context of one row block (0: by rule); ``block`` positions a loop turn."""
+    """``splits`` programs share the context of one row block (0: by rule); ``block`` positions a loop turn.
+
+    ``merge``: the last part to arrive joins the parts, or a launch of its own does (merge.py). 64 positions, because
+    the rule then makes half as many parts to join as with 32: 39.6 µs against 82 (docs/kernels.md).
+    """
 
     splits: int = 0
-    block: int = 32
+    block: int = 64
     num_warps: int = 4
     num_stages: int = 2
+    merge: Merge = "last"
 
 
 SPACE = (
     MlaConfig(),
-    MlaConfig(block=64),
+    MlaConfig(merge="launch"),
+    MlaConfig(block=32, merge="launch"),
+    MlaConfig(splits=32),
+    MlaConfig(num_warps=8, merge="launch"),
     MlaConfig(num_warps=8),
-    MlaConfig(block=64, num_warps=8),
-    MlaConfig(splits=64),
+    MlaConfig(splits=24),
+    MlaConfig(block=32),
 )
 
 
@@ -66,6 +75,7 @@ def mla_kernel(
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOPK: tl.constexpr,
+    FUSED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     group = tl.program_id(0)
@@ -121,25 +131,27 @@ def mla_kernel(
         tl.store(partial_ptr + slot[:, None] * RANK + dl[None, :], acc, mask=row_ok[:, None])
         tl.store(stats + slot * 2, m, mask=row_ok)
         tl.store(stats + slot * 2 + 1, l_sum, mask=row_ok)
-        if not arrive(counter_ptr + group, SPLITS):
-            return
-        m = tl.full((ROWS,), float("-inf"), tl.float32)
-        for other in range(SPLITS):
-            at_other = (group * SPLITS + other) * ROWS + tl.arange(0, ROWS)
-            m = tl.maximum(m, tl.load(stats + at_other * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg"))
-        safe = tl.where(m == float("-inf"), 0.0, m)
-        l_sum = tl.zeros((ROWS,), tl.float32)
-        acc = tl.zeros((ROWS, RANK), tl.float32)
-        for other in range(SPLITS):
-            at_other = (group * SPLITS + other) * ROWS + tl.arange(0, ROWS)
-            m_other = tl.load(stats + at_other * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg")
-            l_other = tl.load(stats + at_other * 2 + 1, mask=row_ok, other=0.0, cache_modifier=".cg")
-            alpha = tl.exp2(m_other - safe)
-            l_sum += l_other * alpha
-            some_at = partial_ptr + at_other[:, None] * RANK + dl[None, :]
-            acc += tl.load(some_at, mask=row_ok[:, None], other=0.0, cache_modifier=".cg") * alpha[:, None]
-    out = acc / tl.where(l_sum == 0.0, 1.0, l_sum)[:, None]
-    tl.store(o_ptr + row[:, None] * RANK + dl[None, :], out.to(tl.bfloat16), mask=row_ok[:, None])
+        if FUSED:
+            if not arrive(counter_ptr + group, SPLITS):
+                return
+            m = tl.full((ROWS,), float("-inf"), tl.float32)
+            for other in range(SPLITS):
+                at_other = (group * SPLITS + other) * ROWS + tl.arange(0, ROWS)
+                m = tl.maximum(m, tl.load(stats + at_other * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg"))
+            safe = tl.where(m == float("-inf"), 0.0, m)
+            l_sum = tl.zeros((ROWS,), tl.float32)
+            acc = tl.zeros((ROWS, RANK), tl.float32)
+            for other in range(SPLITS):
+                at_other = (group * SPLITS + other) * ROWS + tl.arange(0, ROWS)
+                m_other = tl.load(stats + at_other * 2, mask=row_ok, other=float("-inf"), cache_modifier=".cg")
+                l_other = tl.load(stats + at_other * 2 + 1, mask=row_ok, other=0.0, cache_modifier=".cg")
+                alpha = tl.exp2(m_other - safe)
+                l_sum += l_other * alpha
+                some_at = partial_ptr + at_other[:, None] * RANK + dl[None, :]
+                acc += tl.load(some_at, mask=row_ok[:, None], other=0.0, cache_modifier=".cg") * alpha[:, None]
+    if FUSED:
+        out = acc / tl.where(l_sum == 0.0, 1.0, l_sum)[:, None]
+        tl.store(o_ptr + row[:, None] * RANK + dl[None, :], out.to(tl.bfloat16), mask=row_ok[:, None])
 
 
 def floor(tokens: int, heads: int, rank: int, rope: int, visible: int) -> Floor:
@@ -192,9 +204,15 @@ def mla_decode(
     if splits > 1:
         workspace = workspace or Workspace(q.device)
         partial, counters = workspace.take(kernel, groups * splits * rows * (rank + 2), groups)
+    fused = splits == 1 or config.merge == "last"
     mla_kernel[(groups, splits)](
         q, cache, kv_len, kv_len if indices is None else indices, out, partial, counters, scale * 1.4426950408889634,
         T=tokens, HEADS=heads, RANK=rank, ROPE=rope, ROWS=rows, SPLITS=splits, BLOCK=config.block, TOPK=top_k,
-        OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=config.num_stages,
+        FUSED=fused, OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    if not fused:
+        merge_parts(
+            partial, None, out, tokens=tokens, heads=heads, per_token=top_k > 0, blocks=groups, rows=rows,
+            splits=splits, overlap=overlap,
+        )  # fmt: skip
     return out

@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,23 +264,26 @@ def time_variant(
     }
 
 
-def variants() -> list[tuple[str, ExpertShape, int, dict[str, Any]]]:
+Variant = tuple[str, ExpertShape, int, dict[str, Any]]  # name, shape, tokens, options of time_variant
+
+
+def variants() -> list[Variant]:
     """What is timed, the main question first."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    atomic = mxfp4_cuda.with_options(base, ordered=False)
-    rows: list[tuple[str, ExpertShape, int, dict[str, Any]]] = [
+    atomic, stream = replace(base, ordered=False), replace(base, probe=1)
+    rows: list[Variant] = [
         ("ordered", GPT_OSS, 1, {"plan": base}),
         ("ordered, overlap", GPT_OSS, 1, {"plan": base, "overlap": True}),
         ("ordered, overlap (again)", GPT_OSS, 1, {"plan": base, "overlap": True}),
         ("atomic", GPT_OSS, 1, {"plan": atomic}),
         ("atomic, overlap", GPT_OSS, 1, {"plan": atomic, "overlap": True}),
-        ("stream only", GPT_OSS, 1, {"plan": mxfp4_cuda.with_options(base, probe=1)}),
-        ("stream only, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.with_options(base, probe=1), "overlap": True}),
+        ("stream only", GPT_OSS, 1, {"plan": stream}),
+        ("stream only, overlap", GPT_OSS, 1, {"plan": stream, "overlap": True}),
         ("two launches", GPT_OSS, 1, {"plan": base, "split": True}),
         ("two launches, overlap", GPT_OSS, 1, {"plan": base, "split": True, "overlap": True}),
         ("9 warps, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9), "overlap": True}),
-        ("4 stages, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, stages=4), "overlap": True}),
-        ("6 stages, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, stages=6), "overlap": True}),
+        ("6 stages, overlap", GPT_OSS, 1, {"plan": replace(base, stages=6), "overlap": True}),
+        ("8 stages, overlap", GPT_OSS, 1, {"plan": replace(base, stages=8), "overlap": True}),
     ]
     rows += [("ordered, overlap", GPT_OSS, tokens, {"overlap": True}) for tokens in (2, 4, 8)]
     rows += [
@@ -289,11 +292,37 @@ def variants() -> list[tuple[str, ExpertShape, int, dict[str, Any]]]:
     return rows
 
 
+def next_variants() -> list[Variant]:
+    """The next round of docs/kernels-cuda.md, predictions there; all with overlap."""
+    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    eight = replace(base, stages=8)
+    plans = {
+        "base": base,
+        "8 stages": eight,
+        "gather": replace(base, gather=True),
+        "gather, atomic": replace(base, gather=True, ordered=False),
+        "stream only": replace(base, probe=1, ordered=False),
+        "3 stages": replace(base, stages=3),
+        "copies of 8 KB": replace(base, copy_bytes=8160),
+        "copies of 2 KB": replace(base, copy_bytes=2048),
+        "gather, copies of 8 KB": replace(base, gather=True, copy_bytes=8160),
+        "8 stages, copies of 8 KB": replace(eight, copy_bytes=8160),
+        "stream only, 8 stages": replace(eight, probe=1, ordered=False),
+        "stream only, copies of 8 KB": replace(base, probe=1, ordered=False, copy_bytes=8160),
+        "base (again)": base,
+    }
+    rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
+    qwen = mxfp4_cuda.make_plan(QWEN, 1)
+    for name, plan in (("base", qwen), ("11 stages", replace(qwen, stages=11)), ("gather", replace(qwen, gather=True))):
+        rows.append((name, QWEN, 1, {"plan": plan, "overlap": True}))
+    return rows
+
+
 Job = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]  # kind, what to say of it if it fails, work
 
 
-def _jobs(budget: Budget, report: dict[str, Any]) -> list[Job]:
-    """What is run, the most telling first, of kind ``check``, ``roof`` or ``time``."""
+def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
+    """What is run, the most telling first, of kind ``check``, ``roof`` or ``time``; ``following``: the next round."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
     held: dict[ExpertShape, list[ExpertWeights]] = {}
 
@@ -312,6 +341,10 @@ def _jobs(budget: Budget, report: dict[str, Any]) -> list[Job]:
 
         return "time", {"variant": name, "shape": NAMES[shape], "tokens": tokens}, run
 
+    if following:
+        options = replace(base, gather=True, copy_bytes=8160)
+        checks = [checked(GPT_OSS, 1, plan=options), checked(GLM_RANK, 4, plan=_gathered(GLM_RANK, 4))]
+        return [*checks, ("roof", {}, read_roof), *(timed(*row) for row in next_variants())]
     rows = [timed(*row) for row in variants()]
     first = [index for index, row in enumerate(variants()) if row[1] is GPT_OSS and row[2] == 1][:7]
     rest = [index for index in range(len(rows)) if index not in first]
@@ -320,7 +353,7 @@ def _jobs(budget: Budget, report: dict[str, Any]) -> list[Job]:
         ("roof", {}, read_roof),
         *(rows[index] for index in first),
         *(checked(GPT_OSS, tokens) for tokens in (2, 4, 8, 3)),
-        checked(GPT_OSS, 1, plan=mxfp4_cuda.with_options(base, ordered=False)),
+        checked(GPT_OSS, 1, plan=replace(base, ordered=False)),
         *(rows[index] for index in rest if variants()[index][1] is GPT_OSS),
         *(checked(shape, tokens) for shape in (GLM, GLM_RANK, QWEN) for tokens in (1, 4)),
         checked(GPT_OSS, 1, plan=mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)),
@@ -329,8 +362,13 @@ def _jobs(budget: Budget, report: dict[str, Any]) -> list[Job]:
     ]
 
 
-def compile_all() -> int:
-    """Compile every kernel the benchmark runs, several at a time; needs no GPU. Returns how many."""
+def _gathered(shape: ExpertShape, tokens: int) -> Plan:
+    return replace(mxfp4_cuda.make_plan(shape, tokens), gather=True)
+
+
+def compile_all(following: bool = False) -> int:
+    """Compile every kernel the benchmark runs (or the next round's), several at a time; needs no GPU. Returns how
+    many."""
     jobs: list[Callable[[], nvrtc.Cubin]] = [
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
     ]
@@ -342,15 +380,19 @@ def compile_all() -> int:
         jobs.extend(functools.partial(mxfp4_cuda.compile_pass, small, tokens, chosen, phase) for phase in phases)
 
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    for tokens in (1, 2, 3, 4, 8):
-        add(GPT_OSS, tokens, 12, None)
-    for plan in (mxfp4_cuda.with_options(base, ordered=False), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
-        add(GPT_OSS, 1, 12, plan)
-    add(GPT_OSS, 2, 12, None, split=True)
-    for shape in (GLM, GLM_RANK, QWEN):
-        for tokens in (1, 4):
-            add(shape, tokens, 12, None)
-    for _, shape, tokens, options in variants():
+    if following:
+        add(GPT_OSS, 1, 12, replace(base, gather=True, copy_bytes=8160))
+        add(GLM_RANK, 4, 12, _gathered(GLM_RANK, 4))
+    else:
+        for tokens in (1, 2, 3, 4, 8):
+            add(GPT_OSS, tokens, 12, None)
+        for plan in (replace(base, ordered=False), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
+            add(GPT_OSS, 1, 12, plan)
+        add(GPT_OSS, 2, 12, None, split=True)
+        for shape in (GLM, GLM_RANK, QWEN):
+            for tokens in (1, 4):
+                add(shape, tokens, 12, None)
+    for _, shape, tokens, options in next_variants() if following else variants():
         add(shape, tokens, 48 if shape is QWEN else 24, options.get("plan"), bool(options.get("split")))
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         return len(list(pool.map(lambda job: job(), jobs)))
@@ -379,9 +421,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.mxfp4_bench", description=__doc__)
     parser.add_argument("--seconds", type=float, default=70.0, help="stop starting jobs when this is used up")
     parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
+    parser.add_argument("--next", action="store_true", help="the next round's variants of docs/kernels-cuda.md instead")
     options = parser.parse_args(arguments)
     if options.compile_only:
-        print(f"{compile_all()} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
+        print(
+            f"{compile_all(options.next)} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported"
+        )
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
@@ -394,9 +439,9 @@ def main(arguments: list[str] | None = None) -> int:
         "not_run": 0,
     }
     budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all()} kernels compiled")
+    budget.note(f"{compile_all(options.next)} kernels compiled")
     failed, hung = 0, False
-    jobs = _jobs(budget, report)
+    jobs = _jobs(report, options.next)
     for done, (kind, name, job) in enumerate(jobs):
         if budget.left < 2 or hung:
             report["not_run"] = len(jobs) - done

@@ -8,7 +8,7 @@ Floor: bytes = distinct experts * 3 * hidden * inter * 0.53125; time = bytes / m
 """
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from workbench.kernels import mxfp4_tiles, nvrtc
 
 MAX_TOKENS = 8
 SHARED_BYTES = 232448  # dynamic shared memory a CTA can have on sm_90
+_RING_TARGET = 98304  # bytes a deep enough ring holds at one token: docs/kernels-cuda.md
 _STAGE_TARGET = 24576  # bytes a stage: large enough for the copy engine, small enough for a deep ring
 Phases = Literal["both", "gate_up", "down"]
 _PHASES = {"gate_up": 1, "down": 2, "both": 3}
@@ -64,6 +65,12 @@ class Plan:
     down_pt: int
     ordered: bool = True
     probe: int = 0
+    gather: bool = False
+    copy_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.copy_bytes < 0 or self.copy_bytes % 16:
+            raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
 
     @property
     def threads(self) -> int:
@@ -105,8 +112,8 @@ def _shared_tail(shape: ExpertShape, tokens: int, stages: int, part_rows: int) -
 def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int | None = None) -> Plan:
     """A plan that fits: stages of about 24 KB (at least one row tile), as many as fit.
 
-    15 consumer warps and the producer make 16: with one more, the register file leaves 96 registers a thread instead
-    of 128.
+    At one token the ring ends at 96 KB (four stages at least): a deeper one was measured slower. 15 consumer warps and
+    the producer make 16: with one more, the register file leaves 96 registers a thread instead of 128.
     """
     plans = [_plan_with(shape, tokens, warps, stages, part_bytes) for part_bytes in (24576, 20480, 12288)]
     best = max(plans, key=lambda plan: min(plan.stages, 6))  # the first of equals: more rows between two reductions
@@ -135,6 +142,8 @@ def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, 
     part_rows = max(count * wk for count, wk in zip(per_sum, wks, strict=True))
     room = SHARED_BYTES - _shared_tail(shape, tokens, 16, part_rows)
     depth = min(16, room // stage_bytes) if stages is None else stages
+    if stages is None and tokens == 1:
+        depth = min(depth, max(4, _RING_TARGET // stage_bytes))
     return Plan(warps, wks[0], wks[1], per_stage[0], per_stage[1], depth, stage_bytes, per_sum[0], per_sum[1])
 
 
@@ -170,6 +179,8 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "HAS_BIAS": int(shape.bias),
         "COMBINE": 0 if plan.ordered else 1,
         "PROBE": plan.probe,
+        "GATHER": int(plan.gather),
+        "COPY_BYTES": plan.copy_bytes,
     }
 
 
@@ -309,13 +320,6 @@ class ExpertPass:
             if flags & bit
         ]
         raise UnfitError(f"MXFP4 expert pass: {', '.join(why)}")
-
-
-def with_options(plan: Plan, *, ordered: bool | None = None, probe: int | None = None) -> Plan:
-    """The plan with another way to combine, or as a probe."""
-    return replace(
-        plan, ordered=plan.ordered if ordered is None else ordered, probe=plan.probe if probe is None else probe
-    )
 
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

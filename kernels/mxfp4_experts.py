@@ -38,6 +38,7 @@ from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
 Activation = Literal["silu", "gptoss"]
+Half = Literal["gate_up", "down"]
 
 #: ``h`` is stored times 2^H_EXPONENT, as the down projection wants it.
 H_EXPONENT = 64
@@ -69,21 +70,21 @@ class ExpertConfig:
 
 
 SPACE = (
+    ExpertConfig(4, 1, 1, 1, 2),
+    ExpertConfig(4, 1, 1, 1, 4),
+    ExpertConfig(4, 1, 2, 1, 2),
+    ExpertConfig(2, 2, 1, 1, 2),
+    ExpertConfig(4, 1, 2, 1, 1),
+    ExpertConfig(2, 1, 1, 1, 4),
+    ExpertConfig(8, 1, 2, 1, 1),
+    ExpertConfig(1, 4, 1, 1, 4),
     ExpertConfig(8, 1, 1, 1, 2),
     ExpertConfig(8, 1, 1, 1, 4),
-    ExpertConfig(8, 1, 1, 1, 8),
-    ExpertConfig(16, 1, 1, 1, 4),
-    ExpertConfig(8, 1, 2, 1, 1),
-    ExpertConfig(4, 1, 1, 1, 4),
-    ExpertConfig(4, 1, 1, 1, 2),
     ExpertConfig(4, 2, 1, 1, 2),
-    ExpertConfig(4, 1, 2, 1, 2),
+    ExpertConfig(1, 8, 1, 1, 2),
     ExpertConfig(16, 1, 1, 1, 1),
     ExpertConfig(8, 1, 1, 2, 2),
     ExpertConfig(4, 1, 1, 4, 2),
-    ExpertConfig(2, 2, 1, 1, 2),
-    ExpertConfig(1, 8, 1, 1, 2),
-    ExpertConfig(1, 4, 1, 1, 4),
     ExpertConfig(8, 1, 1, 1, 1, 4),
     ExpertConfig(8, 1, 1, 1, 2, 3),
     ExpertConfig(4, 1, 1, 1, 2, 4),
@@ -92,17 +93,25 @@ SPACE = (
 )
 
 
-def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132) -> ExpertConfig:
-    """Choose by rule: about six chunks a warp, at least four warps a program, enough programs to fill the card.
+def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132, half: Half = "gate_up") -> ExpertConfig:
+    """Choose by rule, from what docs/kernels.md measured.
 
-    ``tiles`` row tiles of 16, ``chunks`` of 64 columns, ``pairs`` chosen (token, expert) pairs.
+    ``tiles`` row tiles of 16, ``chunks`` of 64 columns, ``pairs`` chosen (token, expert) pairs. Gate-up: about twelve
+    chunks a warp, because few warps along K keep the sum over warps small; four of them a turn where all warps fit
+    the card at once, so that little else is in flight, else two. Down: about six chunks a warp, and where eight warps
+    share K two row tiles each, which halves its arrivals. At least four warps a program; K is split over programs only
+    where less than one an SM remains, since a split costs a round trip through L2.
     """
-    kw = min(8, power_of_2(-(-chunks // 6)))
+    kw = min(8, power_of_2(-(-chunks // (6 if half == "down" else 12))))
     rw = max(1, 4 // kw)
+    r = 2 if half == "down" and kw == 8 and tiles // 2 * pairs >= 2 * sms else 1
     split = 1
-    while tiles // rw * pairs * split < 2 * sms and chunks // (kw * split) >= 8:
+    while tiles // (rw * r) * pairs * split < sms and chunks // (kw * split) >= 8:
         split *= 2
-    return ExpertConfig(kw, rw, 1, split, 2 if chunks > kw * split else 1)
+    a_warp = -(-chunks // (kw * split))
+    at_once = -(-tiles // rw) * pairs * split * kw * rw <= 64 * sms
+    unroll = 4 if half == "gate_up" and at_once and a_warp >= 8 else 2 if r == 1 and a_warp > 1 else 1
+    return ExpertConfig(kw, rw, r, split, unroll)
 
 
 @triton.jit
@@ -376,7 +385,7 @@ def down(
         expect(kernel, "bias", bias, torch.bfloat16, (experts, hidden), device=device)
     if base is not None:
         expect(kernel, "base", base, torch.bfloat16, (tokens, hidden), device=device)
-    config = config or default_config(tiles, chunks, pairs)
+    config = config or default_config(tiles, chunks, pairs, half="down")
     if out is None:
         out = torch.empty(tokens, hidden, dtype=torch.bfloat16, device=device)
     expect(kernel, "out", out, torch.bfloat16, (tokens, hidden), device=device)

@@ -30,12 +30,12 @@ from workbench.kernels.workspace import Workspace
 class NucleusConfig:
     """``parts`` programs test one row's mass; ``block`` logits a loop turn."""
 
-    parts: int = 16
+    parts: int = 32
     block: int = 4096
     num_warps: int = 8
 
 
-SPACE = (NucleusConfig(), NucleusConfig(32), NucleusConfig(8), NucleusConfig(32, 2048, 4))
+SPACE = (NucleusConfig(), NucleusConfig(64), NucleusConfig(32, 2048, 4), NucleusConfig(16))
 
 
 @triton.jit

@@ -8,6 +8,7 @@ Floor: ``StepShape.step_bytes`` over the measured read roof.
 
 import ctypes
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 
@@ -17,6 +18,8 @@ from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
 
+SmallPrefetch = Literal["off", "consumers", "producer"]
+_SMALL: dict[SmallPrefetch, int] = {"off": 0, "consumers": 1, "producer": 2}
 PHASES = ("qkv", "attention", "out", "gate_up", "down")
 _ERRORS = (
     (1, "a grid barrier timed out"),
@@ -35,8 +38,14 @@ class StepPlan:
     stage_units: int
     pieces: int
     split_positions: int = 128
-    prefetch_bytes: int = 131072
+    prefetch_bytes: int = 0
     lanes: bool = False
+    small_prefetch: SmallPrefetch = "consumers"
+    copy_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.copy_bytes < 0 or self.copy_bytes % 16:
+            raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
 
     @property
     def threads(self) -> int:
@@ -66,12 +75,15 @@ def make_plan(
     warps: int = 15,
     stages: int | None = None,
     pieces: int | None = None,
-    prefetch_bytes: int = 131072,
+    prefetch_bytes: int = 0,
     split_positions: int = 128,
     lanes: bool = False,
 ) -> StepPlan:
-    """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit. Raises InputError where a shape
-    does not fit."""
+    """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit.
+
+    No L2 prefetch of the next matrix (``prefetch_bytes``): with it a step was measured slower
+    (docs/kernels-cuda.md). Raises InputError where a shape does not fit.
+    """
     if grid <= 0 or warps <= 0:
         raise InputError(f"grid and warps must be positive, not {grid} and {warps}")
     if shape.heads // shape.kv_heads > warps:
@@ -125,6 +137,8 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "SPLIT_POSITIONS": plan.split_positions,
         "PREFETCH_BYTES": plan.prefetch_bytes,
         "LANES": int(plan.lanes),
+        "SMALL": _SMALL[plan.small_prefetch],
+        "COPY_BYTES": plan.copy_bytes,
     }
 
 

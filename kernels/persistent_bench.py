@@ -40,13 +40,15 @@ def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float(error) if bool(torch.isfinite(error)) else float("inf")
 
 
-def check(name: str, shape: StepShape, positions: list[int], capacity: int, *, seed: int = 0) -> dict[str, Any]:
+def check(
+    name: str, shape: StepShape, positions: list[int], capacity: int, *, seed: int = 0, plan: StepPlan | None = None
+) -> dict[str, Any]:
     """Run steps at ``positions`` (ascending; a jump finds the cache filled with random numbers) and compare."""
     generator = torch.Generator("cuda").manual_seed(seed)
     model = persistent_reference.random_model(shape, generator)
     weights = persistent_reference.pack_model(shape, model)
     rope = rope_table(capacity, shape.head_dim, THETA, "cuda")
-    plan = persistent.make_plan(shape, SMS)
+    plan = plan or persistent.make_plan(shape, SMS)
     engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan)
     for cache in (engine.buffers.keys, engine.buffers.values):
         cache.normal_(generator=generator)
@@ -107,19 +109,44 @@ def random_weights(shape: StepShape) -> StepWeights:
     return StepWeights(**tensors)
 
 
-def plans() -> list[tuple[str, StepPlan, int]]:
-    """What is timed: (variant, plan, context), the main question first."""
+Variant = tuple[str, StepPlan, int]  # name, plan, context
+
+
+def plans() -> list[Variant]:
+    """What is timed, the main question first."""
     base = persistent.make_plan(GPT_OSS_20B, SMS)
     return [
         ("base", base, 512),
         ("lanes", replace(base, lanes=True), 512),
         ("base (again)", base, 512),
-        ("no L2 prefetch", replace(base, prefetch_bytes=0), 512),
+        ("prefetch 128 KB of QKV", replace(base, prefetch_bytes=131072), 512),
         ("prefetch all of QKV", replace(base, prefetch_bytes=229376), 512),
         ("context 2048", base, 2048),
         ("64 positions a split", replace(base, split_positions=64), 2048),
         ("4 stages", replace(base, stages=4), 512),
         ("9 warps", persistent.make_plan(GPT_OSS_20B, SMS, warps=9), 512),
+    ]
+
+
+def next_plans() -> list[Variant]:
+    """The next round of docs/kernels-cuda.md, predictions there."""
+    base = persistent.make_plan(GPT_OSS_20B, SMS)
+    producer = replace(base, small_prefetch="producer")
+    both = replace(producer, split_positions=32)
+    return [
+        ("base", base, 512),
+        ("small by producer", producer, 512),
+        ("small by producer, lanes", replace(producer, lanes=True), 512),
+        ("no small prefetch", replace(base, small_prefetch="off"), 512),
+        ("64 positions a split", replace(base, split_positions=64), 512),
+        ("32 positions a split", replace(base, split_positions=32), 512),
+        ("producer, 32 positions", both, 512),
+        ("the same, lanes", replace(both, lanes=True), 512),
+        ("copies of 8 KB", replace(base, copy_bytes=8160), 512),
+        ("copies of 2 KB", replace(base, copy_bytes=2048), 512),
+        ("all three", replace(both, copy_bytes=8160), 512),
+        ("all three, prefetch 128 KB", replace(both, copy_bytes=8160, prefetch_bytes=131072), 512),
+        ("base (again)", base, 512),
     ]
 
 
@@ -199,13 +226,19 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def compile_all() -> int:
-    """Compile every kernel the benchmark runs, several at a time; needs no GPU. Returns how many."""
+def _checked_plan(shape: StepShape, following: bool) -> StepPlan:
+    plan = persistent.make_plan(shape, SMS)
+    return replace(plan, small_prefetch="producer", split_positions=32, copy_bytes=8160) if following else plan
+
+
+def compile_all(following: bool = False) -> int:
+    """Compile every kernel the benchmark runs (or the next round's), several at a time; needs no GPU. Returns how
+    many."""
     jobs: list[Callable[[], nvrtc.Cubin]] = [
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
     ]
-    pairs = [(shape, persistent.make_plan(shape, SMS)) for shape in (TINY, TWO_LAYERS)]
-    pairs += [(GPT_OSS_20B, plan) for _, plan, _ in plans()]
+    pairs = [(shape, _checked_plan(shape, following)) for shape in (TINY, TWO_LAYERS)]
+    pairs += [(GPT_OSS_20B, plan) for _, plan, _ in (next_plans() if following else plans())]
     jobs += [functools.partial(persistent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         return len(list(pool.map(lambda job: job(), jobs)))
@@ -221,14 +254,14 @@ def _print_tables(report: dict[str, Any]) -> None:
     for row in report["checks"]:
         print(f"check {row.get('name', '?'):12} {'pass' if row['ok'] else 'FAIL'} {row.get('error', '')}")
     print(
-        f"{'variant':22} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
+        f"{'variant':26} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
     )
     for row in report["timings"]:
         if "error" in row:
-            print(f"{row['variant']:22} {row['error'][:100]}")
+            print(f"{row['variant']:26} {row['error'][:100]}")
             continue
         rates = f"{row['bytes'] / 1e9:6.3f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
-        head = f"{row['variant']:22} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
+        head = f"{row['variant']:26} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
         print(f"{head} {rates} {row['registers']:4} {row['local_bytes']:5}")
 
 
@@ -237,9 +270,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.persistent_bench", description=__doc__)
     parser.add_argument("--seconds", type=float, default=80.0, help="stop starting jobs when this is used up")
     parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
+    parser.add_argument("--next", action="store_true", help="the next round's variants of docs/kernels-cuda.md instead")
     options = parser.parse_args(arguments)
     if options.compile_only:
-        print(f"{compile_all()} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
+        print(
+            f"{compile_all(options.next)} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported"
+        )
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
@@ -251,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         "roof": {},
     }
     budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all()} kernels compiled")
+    budget.note(f"{compile_all(options.next)} kernels compiled")
     weights: list[StepWeights] = []
 
     def timed(name: str, plan: StepPlan, context: int) -> dict[str, Any]:
@@ -262,12 +298,15 @@ def main(arguments: list[str] | None = None) -> int:
             budget.note("random weights of gpt-oss-20b made")
         return time_plan(name, plan, context, weights[0], report["roof"]["best"])
 
+    tiny, two = (_checked_plan(shape, options.next) for shape in (TINY, TWO_LAYERS))
+    far = [0, 1, 2, 130, 131, 700, 2047]
     jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        ("checks", "tiny", lambda: check("tiny", TINY, [*range(12), 30, 31], 64)),
-        ("checks", "two layers", lambda: check("two layers", TWO_LAYERS, [0, 1, 2, 130, 131, 700, 2047], 2048)),
+        ("checks", "tiny", lambda: check("tiny", TINY, [*range(12), 30, 31], 64, plan=tiny)),
+        ("checks", "two layers", lambda: check("two layers", TWO_LAYERS, far, 2048, plan=two)),
         ("roof", "roof", read_roof),
     ]
-    jobs += [("timings", name, functools.partial(timed, name, plan, context)) for name, plan, context in plans()]
+    rows = next_plans() if options.next else plans()
+    jobs += [("timings", name, functools.partial(timed, name, plan, context)) for name, plan, context in rows]
     hung = False
     for kind, name, job in jobs:
         if budget.left < 2 or hung:

@@ -19,7 +19,20 @@
 #pragma once
 #include "ptx.cuh"
 
+#ifndef COPY_BYTES
+#define COPY_BYTES 0  // the most one bulk copy brings, a multiple of 16; 0: a whole run at once
+#endif
+
 namespace mxfp4 {
+
+// A contiguous run into a stage, in bulk copies of at most COPY_BYTES: more of them in flight for the same bytes.
+__device__ __forceinline__ void load_run(u32 dst, const u8* src, u32 bytes, u32 bar, u64 policy) {
+#if COPY_BYTES > 0
+  for (u32 at = 0; at < bytes; at += COPY_BYTES) ptx::bulk_load(dst + at, src + at, min((u32)(COPY_BYTES), bytes - at), bar, policy);
+#else
+  ptx::bulk_load(dst, src, bytes, bar, policy);
+#endif
+}
 
 constexpr int kUnitK = 64;                 // a unit: 16 rows x 64 columns
 constexpr int kUnitWeightBytes = 512;      // 16 bytes a lane

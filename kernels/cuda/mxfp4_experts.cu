@@ -11,6 +11,8 @@
 //   PHASES                         1 gate-up, 2 down, 3 both in one launch (needs all CTAs co-resident)
 //   ACT LIMIT ALPHA HAS_BIAS       0 silu(g) u; 1 gpt-oss clamped (g sigmoid(ALPHA g) (u + 1), both clamped at LIMIT)
 //   COMBINE                        0 ordered sum by the last CTA to arrive (deterministic); 1 float atomics
+//   GATHER                         1: the last CTA asks for all parts of a row before it adds them (same order, same bits)
+//   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; 1 stream only (no arithmetic, wrong results: what the copy pipeline alone takes)
 //
 // Spills on sm_90. gpt-oss, Qwen3 and one or two tokens of every shape: none. GLM-5.2 (hidden 6144) at four and eight tokens stores
@@ -22,6 +24,9 @@
 
 #ifndef PROBE
 #define PROBE 0
+#endif
+#ifndef GATHER
+#define GATHER 0
 #endif
 
 namespace {
@@ -72,6 +77,10 @@ __device__ __forceinline__ Share whole_share_of(int slots, int tiles, int wk, u3
 // How many CTAs hold a part of this tile (1 or 2: a split share is at least one tile long).
 __device__ __forceinline__ u32 parts_of(const Share& s, u32 tile, int wk, u32 grid) {
   if (!s.split) return 1;
+#if GATHER
+  // 32 bits hold it: slices * CTAs is below 2^26 for 32 slots of 400 row tiles of 15 slices over 132.
+  return ((tile * wk + wk) * grid - 1) / s.total - ((tile * wk + 1) * grid - 1) / s.total + 1;
+#endif
   const u32 first = (u32)(((u64)(tile * wk + 1) * grid - 1) / s.total);
   const u32 last = (u32)(((u64)(tile * wk + wk) * grid - 1) / s.total);
   return last - first + 1;
@@ -113,11 +122,11 @@ __device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8
         const u8* source = weights + ((u64)slot_expert[slot] * tiles + row) * kTile;
         const u32 target = ring.base + ring.stage * STAGE_BYTES + k * kTile;
         if (u0 == 0 && u1 == UNITS) {
-          ptx::bulk_load(target, source, kTile, ring.full + ring.stage * 8, policy);
+          mxfp4::load_run(target, source, kTile, ring.full + ring.stage * 8, policy);
         } else {
           const u32 w = u0 * mxfp4::kUnitWeightBytes, s = UNITS * mxfp4::kUnitWeightBytes + u0 * mxfp4::kUnitScaleBytes;
-          ptx::bulk_load(target + w, source + w, (u1 - u0) * mxfp4::kUnitWeightBytes, ring.full + ring.stage * 8, policy);
-          ptx::bulk_load(target + s, source + s, (u1 - u0) * mxfp4::kUnitScaleBytes, ring.full + ring.stage * 8, policy);
+          mxfp4::load_run(target + w, source + w, (u1 - u0) * mxfp4::kUnitWeightBytes, ring.full + ring.stage * 8, policy);
+          mxfp4::load_run(target + s, source + s, (u1 - u0) * mxfp4::kUnitScaleBytes, ring.full + ring.stage * 8, policy);
         }
       }
       if (pass == 0) ptx::mbar_expect(ring.full + ring.stage * 8, bytes);
@@ -351,10 +360,27 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
         if (!sh.last[local]) continue;
         const u32 row_tile = (first + base + local) % DN_TILES;
         float sum = 0.0f;
+#if GATHER
+        constexpr int kAtOnce = kMaxSlots < 4 ? kMaxSlots : 4;
+        for (int from = 0; from < slots; from += kAtOnce) {
+          float value[kAtOnce][2];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) {
+            const int s = from + i;
+            const u32 pieces = s < slots ? parts_of(down_share, s * DN_TILES + row_tile, DN_WK, grid) : 0;
+#pragma unroll
+            for (int p = 0; p < 2; ++p)
+              value[i][p] = (u32)p < pieces ? ptx::ldg_l2(parts + (((u64)s * 2 + p) * TOKENS + token) * kHidden + row_tile * 16 + row) : 0.0f;
+          }
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i) sum = (sum + value[i][0]) + value[i][1];
+        }
+#else
         for (int s = 0; s < slots; ++s) {
           const u32 pieces = parts_of(down_share, s * DN_TILES + row_tile, DN_WK, grid);
           for (u32 p = 0; p < pieces; ++p) sum += ptx::ldg_l2(parts + (((u64)s * 2 + p) * TOKENS + token) * kHidden + row_tile * 16 + row);
         }
+#endif
         out[(u64)token * kHidden + row_tile * 16 + row] = sum;
       }
       ptx::named_sync(kConsumerBarrier, kConsumers);

@@ -25,10 +25,16 @@
 //   PIECES                          row tiles a CTA sums at once
 //   SPLIT_POSITIONS                 cached positions one attention task takes before there is a second split
 //   PREFETCH_BYTES                  of the next bf16 matrix, a CTA asks L2 for while it waits for the router (0: off)
+//   SMALL                           who asks L2 for the next layer's small arrays (router, biases, gains, sinks): 0 nobody, 1 the
+//                                   consumers as they start QKV, 2 the producer, whose copies no barrier's fence waits for
+//   COPY_BYTES                      most bytes a bulk copy of weights (mxfp4.cuh)
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
 #include "mxfp4.cuh"
 
+#ifndef SMALL
+#define SMALL 1
+#endif
 #ifndef WATCHDOG_NS
 #define WATCHDOG_NS 200000000ull
 #endif
@@ -158,7 +164,7 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, u32 low, u32 high, const
   for (u32 at = low; at < high;) {
     const u32 count = min(min((u32)STAGE_UNITS, STEPS - at % STEPS), high - at);
     const u32 target = acquire_stage(ring, count * kStepBytes);
-    ptx::bulk_load(target, matrix + (u64)at * kStepBytes, count * kStepBytes, ring.full_bar(), policy);
+    mxfp4::load_run(target, matrix + (u64)at * kStepBytes, count * kStepBytes, ring.full_bar(), policy);
     ring.next();
     at += count;
     after();
@@ -175,10 +181,10 @@ __device__ __forceinline__ void stream_fp4(Ring& ring, u32 low, u32 high, const 
     const u8* source = matrix + ((u64)expert[slot] * tiles + tile) * (UNITS * mxfp4::kUnitBytes);
     const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
     if (count == UNITS) {
-      ptx::bulk_load(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
+      mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
     } else {
-      ptx::bulk_load(target, source + offset * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
-      ptx::bulk_load(target + count * mxfp4::kUnitWeightBytes,
+      mxfp4::load_run(target, source + offset * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
+      mxfp4::load_run(target + count * mxfp4::kUnitWeightBytes,
                      source + UNITS * mxfp4::kUnitWeightBytes + offset * mxfp4::kUnitScaleBytes, count * mxfp4::kUnitScaleBytes,
                      ring.full_bar(), policy);
     }
@@ -205,6 +211,13 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
 __device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
   constexpr u32 kChunk = 16384;
   for (u32 at = 0; at < bytes; at += kChunk) ptx::bulk_prefetch_l2(source + at, min(kChunk, bytes - at));
+}
+
+// This CTA's 128-byte lines of an array that starts and ends on 16 bytes.
+__device__ __forceinline__ void prefetch_share(const void* source, u32 bytes) {
+  const u32 lines = (bytes + 127) / 128;
+  const u32 low = (u32)((u64)blockIdx.x * lines / GRID) * 128, high = min((u32)((u64)(blockIdx.x + 1) * lines / GRID) * 128, bytes);
+  if (high > low) ptx::bulk_prefetch_l2(static_cast<const u8*>(source) + low, high - low);
 }
 
 // --- the consumers --------------------------------------------------------------------------------------------
@@ -628,6 +641,17 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
       const u64 policy = ptx::policy_evict_first();
       u32 routed_parity = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
+#if SMALL == 2
+        if (layer + 1 < LAYERS) {
+          const u64 next = layer + 1;
+          prefetch_share(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
+          prefetch_share(qkv_bias + next * kQkvRows, kQkvRows * 4);
+          prefetch_share(out_bias + next * HIDDEN, HIDDEN * 4);
+          prefetch_share(router_bias + next * EXPERTS, EXPERTS * 4);
+          if (blockIdx.x < (HEADS * 4 + 127) / 128) ptx::prefetch_l2(sinks + next * HEADS + blockIdx.x * 32);
+        }
+        prefetch_share(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+#endif
         stream_bf16<kHiddenSteps>(ring, sh.low[kQkvShare], sh.high[kQkvShare], qkv + (u64)layer * kQkvTiles * kHiddenSteps * kStepBytes,
                                   policy, [] {});
         const Attention plan(position, windows[layer]);
@@ -679,6 +703,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     store_normalised(sh, scaled);
     consumer_sync();
     stamp(lanes, record + kQkv, 1);
+#if SMALL == 1
     if (layer + 1 < LAYERS) {  // the next layer's small arrays: a miss would be waited for in every CTA
       const u64 next = layer + 1;
       prefetch_lines(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
@@ -688,6 +713,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
       prefetch_lines(sinks + next * HEADS, HEADS * 4);
     }
     prefetch_lines(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+#endif
     {
       const u32 low = sh.low[kQkvShare], high = sh.high[kQkvShare];
       float bias[kItems];

@@ -5,7 +5,8 @@ import torch
 
 from workbench.errors import InputError
 from workbench.kernels import reference
-from workbench.kernels.attention import AttentionConfig, default_splits, floor, gqa_decode
+from workbench.kernels.attention import AttentionConfig, default_config, default_splits, floor, gqa_decode
+from workbench.kernels.merge import Merge
 from workbench.kernels.mla import MlaConfig, mla_decode
 from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
@@ -15,9 +16,11 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+@pytest.mark.parametrize("merge", ["last", "launch"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "dk", "dv", "kv_len", "window", "sinks", "causal", "splits"),
     [
+        (1, 8, 2, 32, 32, 77, None, True, True, 5),
         (1, 8, 2, 32, 32, 77, None, False, True, 3),
         (4, 4, 2, 16, 32, 50, None, True, True, 1),
         (3, 4, 1, 192, 16, 40, 13, True, True, 2),
@@ -38,6 +41,7 @@ def test_gqa(
     sinks: bool,
     causal: bool,
     splits: int,
+    merge: Merge,
 ) -> None:
     capacity = kv_len + 9
     q, k, v = (
@@ -55,15 +59,20 @@ def test_gqa(
         gqa_decode(
             q.to(device), k.to(device), v.to(device), length, scale=dk**-0.5, window=window,
             sinks=None if sink is None else sink.to(device), causal=causal, out=out, workspace=workspace,
-            config=AttentionConfig(splits=splits, block=16),
+            config=AttentionConfig(splits=splits, block=16, merge=merge),
         )  # fmt: skip
     want = reference.gqa(q, k, v, kv_len, scale=dk**-0.5, window=window, sinks=sink, causal=causal)
     assert relative_error(out, want) < 2 * bf16_tol
 
 
-@pytest.mark.parametrize(("tokens", "heads", "chosen", "splits"), [(1, 4, False, 3), (5, 7, False, 2), (2, 4, True, 2)])
-def test_mla(device: torch.device, bf16_tol: float, tokens: int, heads: int, chosen: bool, splits: int) -> None:
-    rank, rope, kv_len = 32, 16, 50
+@pytest.mark.parametrize("merge", ["last", "launch"])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "chosen", "splits"), [(1, 4, False, 3), (5, 7, False, 2), (2, 4, True, 2), (2, 20, True, 3)]
+)
+def test_mla(
+    device: torch.device, bf16_tol: float, tokens: int, heads: int, chosen: bool, splits: int, merge: Merge
+) -> None:
+    rank, rope, kv_len = 128, 16, 50
     q, cache = randn(tokens, heads, rank + rope, seed=1), randn(kv_len + 3, rank + rope, seed=2)
     cache[kv_len:] = float("nan")
     indices = None
@@ -74,7 +83,7 @@ def test_mla(device: torch.device, bf16_tol: float, tokens: int, heads: int, cho
     want = reference.mla(q, cache, kv_len, rank=rank, scale=0.1, indices=indices)
     out = mla_decode(
         q.to(device), cache.to(device), torch.tensor([kv_len], dtype=torch.int32, device=device), rank=rank, scale=0.1,
-        indices=None if indices is None else indices.to(device), config=MlaConfig(splits=splits, block=16),
+        indices=None if indices is None else indices.to(device), config=MlaConfig(splits=splits, block=16, merge=merge),
     )  # fmt: skip
     assert relative_error(out, want) < 2 * bf16_tol
 
@@ -82,6 +91,8 @@ def test_mla(device: torch.device, bf16_tol: float, tokens: int, heads: int, cho
 def test_splits_and_floor() -> None:
     assert default_splits(8, 8192, 64) == 16
     assert default_splits(8, 128, 64) == 1
+    assert [default_config(rows, 64, 64).block for rows in (16, 32, 64)] == [128, 64, 32]
+    assert default_config(16, 128, 128).block == 64
     assert floor(1, 64, 8, 64, 64, 1000).bytes_read == 2 * 8 * 1000 * 128 + 2 * 64 * 64
 
 

@@ -107,6 +107,15 @@ def test_default_config_fills_the_card() -> None:
         assert config.kw * config.split <= 2 * chunks
 
 
+def test_default_config_is_what_was_measured_best() -> None:
+    assert default_config(360, 45, 4) == ExpertConfig(4, 1, 1, 1, 4)
+    assert default_config(360, 45, 16) == ExpertConfig(4, 1, 1, 1, 2)
+    assert default_config(180, 45, 4, half="down") == ExpertConfig(8, 1, 2, 1, 1)
+    assert default_config(32, 96, 8) == ExpertConfig(8, 1, 1, 1, 4)  # no Split-K: it took twice as long
+    assert default_config(32, 96, 48) == ExpertConfig(8, 1, 1, 1, 2)
+    assert default_config(384, 4, 8, half="down") == ExpertConfig(1, 4, 1, 1, 2)
+
+
 def test_floor_counts_the_public_reference_bytes() -> None:
     """gpt-oss-120b, one token: 4 experts of 3 x 2880 x 2880 weights are 52.9 MB."""
     total = floor(1, 4, 5760, 2880).bytes_read + floor(1, 4, 2880, 2880).bytes_read

@@ -54,6 +54,12 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     simulated(build_kernel, TINY, plan, [0, 1, 2, 19, 20, 21, 40, 47], 48)
 
 
+def test_source_on_the_cpu_with_the_producer_prefetching_and_small_copies(build_kernel: Build) -> None:
+    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
+    plan = dataclasses.replace(plan, small_prefetch="producer", copy_bytes=528)
+    simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
+
+
 def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
     plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
     simulated(build_kernel, WIDE, plan, [0, 150, 151], 160)

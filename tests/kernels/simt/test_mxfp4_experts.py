@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -16,8 +17,11 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     generator = torch.Generator().manual_seed(2)
     source = mxfp4_bench.checkpoint(shape, shape.experts, generator)
     weights = mxfp4_bench.packed(shape, source)
-    for tokens in (1, 2, 3, 8):
-        plan = mxfp4_cuda.make_plan(shape, tokens, warps=3)
+    base = {tokens: mxfp4_cuda.make_plan(shape, tokens, warps=3) for tokens in (1, 2, 3, 8)}
+    plans = [*base.items(), *((n, replace(base[n], gather=True, copy_bytes=176)) for n in (1, 8))]
+    outs: dict[int, torch.Tensor] = {}
+    for tokens, plan in plans:
+        generator.manual_seed(tokens)
         macros = mxfp4_cuda.macros(shape, tokens, plan, "both")
         library = build_kernel("mxfp4_experts.cu", "mxfp4_experts.cpp", macros)
         x = torch.randn(tokens, shape.hidden, generator=generator).to(torch.bfloat16)
@@ -43,4 +47,5 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
             y = inter[slot].to(torch.float64) @ down.T + source["down_bias"][expert].to(torch.float64)
             expected += ((ids == expert) * routing.to(torch.float64)).sum(dim=1)[:, None] * y
         assert mxfp4_bench.relative(out, expected) < 2e-6
+        assert torch.equal(outs.setdefault(tokens, out), out)  # gathering changes no bit
         assert not error.any()
