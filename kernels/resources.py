@@ -64,9 +64,10 @@ class Resources:
         )
 
 
-def compile_resources(entry: "Entry", target: int) -> Resources:
+def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Resources:
     """Compile ``entry`` for compute capability ``target`` (90, 100, 103) and read the cubin back.
 
+    ``registers`` caps a thread's registers, 0 for no cap: what a planted spill costs.
     Triton's on-disk cache makes a second call cheap. Raises InputError for an unknown target or under
     ``TRITON_INTERPRET``, UnfitError when the tool chain is missing or fails.
     """
@@ -91,11 +92,15 @@ def compile_resources(entry: "Entry", target: int) -> Resources:
     compiled = triton.compile(
         ASTSource(entry.kernel, signature, constants, aligned),
         target=GPUTarget("cuda", target, 32),
-        options={"num_warps": entry.num_warps, "num_stages": entry.num_stages},
+        options={
+            "num_warps": entry.num_warps,
+            "num_stages": entry.num_stages,
+            **({"maxnreg": registers} if registers else {}),
+        },
     )
-    registers, stack, static_shared, local = _usage(compiled.asm["cubin"], entry.name)
+    used, stack, static_shared, local = _usage(compiled.asm["cubin"], entry.name)
     return Resources(
-        registers=registers,
+        registers=used,
         stack_bytes=stack + local,
         shared_bytes=max(0, static_shared - _RESERVED_SHARED) + int(compiled.metadata.shared),
         num_warps=int(compiled.metadata.num_warps),
@@ -127,6 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--arch", type=int, action="append", choices=TARGETS)
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/kernels.md instead")
     parser.add_argument("--only", action="append", default=[], help="names of catalogue entries")
+    parser.add_argument("--registers", type=int, default=0, help="cap of a thread's registers; 0: none")
     options = parser.parse_args(arguments)
     os.environ.pop("TRITON_INTERPRET", None)
     from workbench.kernels.catalogue import ENTRIES
@@ -137,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for entry in ENTRIES:
             if options.only and entry.name not in options.only:
                 continue
-            found = compile_resources(entry, target)
+            found = compile_resources(entry, target, registers=options.registers)
             rows[entry.name] = {
                 **asdict(found),
                 "programs_per_sm": found.programs_per_sm,

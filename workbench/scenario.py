@@ -84,6 +84,9 @@ class Engine(Section):
     rung: Rung = "eager"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; default: what the library picks")
+    overlap: bool = Field(
+        default=False, description="kernel rungs: launches start under their predecessor's tail (sm_90 and later)"
+    )
     faults: list[Fault] = Field(default=[], description="runtime faults planted on purpose, docs/reference/rungs.md")
 
 

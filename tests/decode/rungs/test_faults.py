@@ -1,5 +1,8 @@
 """Planted faults: each does what it says, and the target's output stays what it was."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,6 +212,17 @@ def test_register_cap_reaches_the_product_kernels(
     assert set(caps) == {REGISTER_CAP}
     assert isinstance(forward, StaticForward)
     assert forward._step._layers[0].qkv.config.registers == REGISTER_CAP
+
+
+def test_register_cap_makes_every_product_kernel_spill() -> None:
+    names = ("gate_up_t1", "down_t1", "bf16_gate_up_t1", "bf16_down_t1", "skinny_bf16_t1")
+    command = [sys.executable, "-m", "workbench.kernels.resources", "--arch", "90", "--registers", str(REGISTER_CAP)]
+    for name in names:
+        command += ["--only", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)["90"]
+    assert set(rows) == set(names)
+    assert all(row["registers"] <= REGISTER_CAP and row["stack_bytes"] > 0 for row in rows.values())
 
 
 @pytest.mark.parametrize("rung", ["eager", "fused"])

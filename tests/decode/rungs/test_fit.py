@@ -136,6 +136,18 @@ def test_what_is_held_follows_the_rung() -> None:
             model("gpt-oss-20b", "fused", more='drafter = { kind = "ngram", depth = 16 }'),
             "drafter.depth: kernel rungs score up to 16 tokens a step, not 17",
         ),
+        (
+            model("qwen3-30b-a3b", "persistent", "mxfp4-experts"),
+            "qwen3-30b-a3b: attention: the persistent step takes one GQA shape",
+        ),
+        (
+            model("gpt-oss-20b", "graph").replace('graph"', 'graph", overlap = true'),
+            "engine.overlap: rung 'graph' launches no kernels of its own",
+        ),
+        (
+            model("gpt-oss-20b", "persistent").replace('persistent"', 'persistent", overlap = true'),
+            "engine.overlap: rung 'persistent' is one launch a step",
+        ),
         (model("glm-5.2", "fused"), "attention: the kernel rungs run grouped-query attention only"),
         (
             model("gpt-oss-20b", "graph").replace('graph"', 'graph", faults = ["low-split"]'),

@@ -30,7 +30,10 @@ def kernel_forward(
 ) -> StaticForward[Any]:
     plan = PLANS[rung]
     held = models.packed if plan.packed else models.expanded
-    step = FusedStep(held.target, held.packed, plan, CAPACITY + max(widths), faults=faults or FusedFaults())
+    overlap = rung == "splitk"  # without effect in the interpreter
+    step = FusedStep(
+        held.target, held.packed, plan, CAPACITY + max(widths), overlap=overlap, faults=faults or FusedFaults()
+    )
     device = held.target.device
     return StaticForward(
         step, device=device, capacity=CAPACITY, widths=widths, capture=device.type == "cuda", piecewise=piecewise

@@ -34,7 +34,7 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     """
     plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
     widths = sorted({1, variant.drafter.width})
-    forward = _forward(plan, faults, held, capacity, widths, capture=True)
+    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap)
     if faults & {"item-per-step", "pageable-copy"}:
         forward = FaultyForward(forward, item="item-per-step" in faults, upload="pageable-copy" in faults)
     if "unfused-sampling" in faults:
@@ -50,7 +50,7 @@ def drafter_target(variant: Variant, target: Target) -> Target:
 
 
 def _forward(
-    plan: RungPlan, faults: frozenset[Fault], held: Held, capacity: int, widths: list[int], *, capture: bool
+    plan: RungPlan, faults: frozenset[Fault], held: Held, capacity: int, widths: list[int], *, overlap: bool
 ) -> Forward:
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
@@ -66,7 +66,7 @@ def _forward(
     if not plan.kernels:
         plain = PlainStep(target, slots)
         return StaticForward(
-            plain, device=target.device, capacity=capacity, widths=widths, capture=capture, piecewise=piecewise
+            plain, device=target.device, capacity=capacity, widths=widths, capture=True, piecewise=piecewise
         )
     from workbench.decode.rungs.fused import FusedFaults, FusedStep  # needs triton
 
@@ -76,6 +76,7 @@ def _forward(
         plan,
         slots,
         sms=_multiprocessors(target.device),
+        overlap=overlap,
         faults=FusedFaults(
             small_kernels="small-kernels" in faults,
             low_split="low-split" in faults,
@@ -85,7 +86,7 @@ def _forward(
         ),
     )
     return StaticForward(
-        fused, device=target.device, capacity=capacity, widths=widths, capture=capture, piecewise=piecewise
+        fused, device=target.device, capacity=capacity, widths=widths, capture=True, piecewise=piecewise
     )
 
 

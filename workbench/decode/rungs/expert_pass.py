@@ -50,6 +50,7 @@ class Mxfp4Pass:
             limit=LIMIT,
             workspace=workspace,
             config=self._config(self.packed.gate_up[0], ids),
+            overlap=self.cut.overlap,
         )
         hidden = fake_quantize_groups(hidden) if self.narrow else hidden
         mxfp4_experts.down(
@@ -62,6 +63,7 @@ class Mxfp4Pass:
             out=residual,
             workspace=workspace,
             config=self._config(self.packed.down[0], ids),
+            overlap=self.cut.overlap,
         )
 
     def _config(self, words: Tensor, ids: Tensor) -> ExpertConfig:
@@ -93,6 +95,7 @@ class Bf16Pass:
             alpha=ALPHA,
             limit=LIMIT,
             config=self._config(self.gate_up.shape[1] // 2, self.gate_up.shape[2]),
+            overlap=self.cut.overlap,
         )
         hidden = fake_quantize_groups(hidden) if self.narrow else hidden
         bf16_experts.down(
@@ -105,6 +108,7 @@ class Bf16Pass:
             out=residual,
             workspace=workspace,
             config=self._config(self.down.shape[1], self.down.shape[2]),
+            overlap=self.cut.overlap,
         )
 
     def _config(self, rows: int, columns: int) -> SkinnyConfig:

@@ -11,8 +11,8 @@ from workbench.decode.rungs.plan import PLANS
 from workbench.errors import InputError
 from workbench.scenario import Fault, Rung, Variant
 
-REGISTER_CAP = 64
-"""Registers a thread that ``register-cap`` leaves the product kernels; they use about 100 and spill below."""
+REGISTER_CAP = 40
+"""Registers a thread that ``register-cap`` leaves the product kernels; they use 48 to 126 and spill below."""
 
 _KERNELS: frozenset[Rung] = frozenset(rung for rung, plan in PLANS.items() if plan.kernels and not plan.persistent)
 _GRAPHS: frozenset[Rung] = frozenset(rung for rung, plan in PLANS.items() if plan.graph)

@@ -69,6 +69,10 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
     where, rung = f"variant {variant.name!r}", variant.engine.rung
     plan, policy = PLANS[rung], load_policy(variant.precision.policy, shipped=spec.shipped)
     check_faults(variant)
+    if variant.engine.overlap and not plan.kernels:
+        raise InputError(f"{where}: engine.overlap: rung {rung!r} launches no kernels of its own", hint="leave it out")
+    if variant.engine.overlap and plan.persistent:
+        raise InputError(f"{where}: engine.overlap: rung {rung!r} is one launch a step", hint="leave it out")
     if plan.packed and (spec.moe is None or policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4"):
         held = "none" if spec.moe is None else policy.of(TensorClass.ROUTED_EXPERTS).name
         raise InputError(
@@ -86,10 +90,21 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         raise InputError(
             f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4", hint="change precision.policy"
         )
+    if plan.persistent:
+        _check_persistent(spec, where)
     if plan.persistent and variant.drafter.kind != "none":
         raise InputError(f"{where}: drafter.kind: rung 'persistent' runs one token a step", hint="use kind 'none'")
     if plan.kernels:
         _check_kernels(spec, variant.drafter.width, where)
+
+
+def _check_persistent(spec: ModelSpec, where: str) -> None:
+    from workbench.decode.rungs.persistent import step_shape  # imports the kernel's launcher
+
+    try:
+        step_shape(spec)
+    except InputError as error:
+        raise InputError(f"{where}: {error.message}", hint=error.hint) from None
 
 
 def _check_kernels(spec: ModelSpec, width: int, where: str) -> None:

@@ -94,12 +94,16 @@ class FusedStep:
         capacity: int,
         *,
         sms: int = 132,
+        overlap: bool = False,
         faults: FusedFaults = FusedFaults(),
     ) -> None:
-        """``packed``: one entry a layer with experts where ``plan.packed``, else empty. ``sms``: multiprocessors."""
+        """``packed``: one entry a layer with experts where ``plan.packed``, else empty. ``sms``: multiprocessors.
+
+        ``overlap``: kernels start under their predecessor's tail (programmatic dependent launch).
+        """
         self.layers = target.spec.layers
         self._target, self._faults = target, faults
-        self._cut = Cut(sms, plan.split and not faults.low_split, faults.registers)
+        self._cut = Cut(sms, plan.split and not faults.low_split, faults.registers, overlap)
         shape = target.spec.attention
         assert isinstance(shape, GQA)  # noqa: S101 - checked when the target was built
         table = rope_table(capacity, shape.qk_dim, target.spec.rope_theta, target.device)
@@ -142,7 +146,14 @@ class FusedStep:
             weight, bias = layer.router
             config = SkinnyConfig() if self._faults.low_split else None
             _, weights = route(
-                normed, weight, chosen.shape[1], bias=bias, ids=chosen, workspace=workspace, config=config
+                normed,
+                weight,
+                chosen.shape[1],
+                bias=bias,
+                ids=chosen,
+                workspace=workspace,
+                config=config,
+                overlap=self._cut.overlap,
             )
             layer.experts(normed, chosen, weights, residual, workspace)
         elif layer.dense is not None:
@@ -159,7 +170,15 @@ class FusedStep:
         logits = torch.empty(width, len(self._head_weight), device=normed.device)
         outcome = torch.empty(3 * width, dtype=torch.int32, device=normed.device)
         committed, count, chosen, drafts = torch.split(outcome, [width, 1, width, width - 1])
-        lm_head(normed, self._head_weight, logits=logits, out=chosen, workspace=state.workspace, config=self._head)
+        lm_head(
+            normed,
+            self._head_weight,
+            logits=logits,
+            out=chosen,
+            workspace=state.workspace,
+            config=self._head,
+            overlap=self._cut.overlap,
+        )
         if width > 1:
             drafts.copy_(state.inputs.tokens[1:])
             verify_greedy(chosen, drafts, committed=committed, count=count)
@@ -186,7 +205,7 @@ class FusedStep:
             q_norm, k_norm = layer.norms or (None, None)
             q = rope_write(
                 qkv, self._table, kv_len, layer.keys, layer.values, heads=layer.shape.heads, q_norm=q_norm,
-                k_norm=k_norm, eps=eps,
+                k_norm=k_norm, eps=eps, overlap=self._cut.overlap,
             )  # fmt: skip
         keys, values = layer.keys, layer.values
         if self._faults.over_read:
@@ -201,13 +220,14 @@ class FusedStep:
             sinks=layer.sinks,
             workspace=state.workspace,
             config=_unsplit(q, layer.shape) if self._faults.low_split else None,
+            overlap=self._cut.overlap,
         )
 
     def _norm(self, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
         eps = self._target.spec.norm_eps
         if self._faults.small_kernels:
             return small_ops.rms_norm(x, weight, eps, residual)
-        return rms_norm(x, weight, eps=eps, residual=residual)
+        return rms_norm(x, weight, eps=eps, residual=residual, overlap=self._cut.overlap)
 
     def _layer(self, block: Block, packed: PackedExperts | None, plan: RungPlan, capacity: int) -> FusedLayer:
         attention, ffn = block.attention, block.ffn
@@ -239,14 +259,14 @@ class FusedStep:
     def _product(self, plan: RungPlan, *parts: torch.nn.Linear) -> Product:
         weight, bias = merged(*parts)
         if plan.dense == "bf16":
-            return Bf16Product(weight, bias, self._cut.skinny(*weight.shape))
+            return Bf16Product(weight, bias, self._cut.skinny(*weight.shape), self._cut.overlap)
         naive = plan.dense == "fp8-naive"
         return live_fp8(weight, bias, Cut(self._cut.sms, self._cut.split and not naive, self._cut.registers))
 
     def _bf16(self, part: torch.nn.Linear) -> Bf16Product:
         weight = part.weight.detach()
         bias = None if part.bias is None else part.bias.detach()
-        return Bf16Product(weight, bias, self._cut.skinny(*weight.shape))
+        return Bf16Product(weight, bias, self._cut.skinny(*weight.shape), self._cut.overlap)
 
 
 def _unsplit(q: Tensor, shape: GQA) -> AttentionConfig:

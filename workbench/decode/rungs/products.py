@@ -28,12 +28,13 @@ class Cut:
     """How products are shared out over the card's ``sms`` multiprocessors.
 
     ``split``: Split-K where programs are few. ``registers``: cap a thread's registers, 0 for none (a cap below what
-    the loop needs makes it spill).
+    the loop needs makes it spill). ``overlap``: launches start under their predecessor's tail (kernels/overlap.py).
     """
 
     sms: int = 132
     split: bool = False
     registers: int = 0
+    overlap: bool = False
 
     def skinny(self, rows: int, columns: int) -> SkinnyConfig:
         """Return the configuration of a dense product."""
@@ -48,11 +49,19 @@ class Bf16Product:
     weight: Tensor
     bias: Tensor | None
     config: SkinnyConfig
+    overlap: bool = False
 
     def __call__(self, x: Tensor, workspace: Workspace, *, residual: Tensor | None = None) -> Tensor:
         """Return the product; with ``residual`` [T, N], add it and leave the sum there."""
         return skinny_bf16(
-            x, self.weight, bias=self.bias, residual=residual, out=residual, workspace=workspace, config=self.config
+            x,
+            self.weight,
+            bias=self.bias,
+            residual=residual,
+            out=residual,
+            workspace=workspace,
+            config=self.config,
+            overlap=self.overlap,
         )
 
 

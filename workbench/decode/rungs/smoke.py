@@ -1,0 +1,308 @@
+"""Check every rung against the eager one, then time it: ``python -m workbench.decode.rungs.smoke --seconds 85``.
+
+The first layers of a true shape (gpt-oss-20b, 4 layers, by default) with random weights, all rungs over the same
+numbers and the same context. A rung passes if most rows chose the eager rung's experts and those rows' logits differ
+by no more than its tolerance. Times are of steps back to back, launch gaps included, the head and all; ``of the roof``
+is the bytes that the rung holds and must read, over the time, over the read bandwidth measured first.
+
+Width 1 of every rung goes first, wider steps as far as ``--seconds`` goes; what was left out is said. Exit status 1
+where a rung failed. The table comes last; ``$OUT/rungs_smoke.json`` holds every number.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from workbench.decode.bytes import step_bytes
+from workbench.decode.model import Scores, Target
+from workbench.decode.precision import load_policy
+from workbench.decode.presets import load_preset
+from workbench.decode.rungs.agreement import Agreement, agreement, fill_context
+from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.rungs.fused import FusedStep
+from workbench.decode.rungs.persistent import PersistentForward
+from workbench.decode.rungs.plain import PlainStep
+from workbench.decode.rungs.plan import PLANS, RungPlan
+from workbench.decode.rungs.random_model import random_model
+from workbench.decode.rungs.reference import live_quant_twin
+from workbench.decode.rungs.static import StaticForward
+from workbench.decode.rungs.store import Held
+from workbench.decode.spec import ModelSpec
+from workbench.errors import InputError, UnfitError
+from workbench.hardware import measure_read_roof
+from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.scenario import RUNGS, Rung
+
+TOLERANCE = 3e-2
+"""Relative error of the logits: both sides are bfloat16, in other orders."""
+
+LIVE_TOLERANCE = 1.5e-1
+"""With FP8 activations: a bfloat16 error turns some to a neighbour, 6 to 12 % away, in every layer."""
+
+SAME_SHARE = 0.5
+"""Share of rows that must have chosen the reference's experts; random routers have many near ties."""
+
+ROWS = 8
+"""Tokens that a rung is checked on, each in the same context: one row alone could be one that flipped."""
+
+ROUNDS = 3
+"""Timed rounds; the median counts."""
+
+STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One rung at one width."""
+
+    rung: Rung
+    width: int
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        return f"{self.rung}{'+overlap' if self.overlap else ''} T={self.width}"
+
+
+class Weights:
+    """The smoke model in the forms that rungs hold, built when first asked for."""
+
+    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
+        self._spec, self._device = spec, device
+        self._held: dict[tuple[str, bool], Held] = {}
+
+    def get(self, policy: str, *, packed: bool) -> Held:
+        """Return the weights under ``policy``."""
+        key = (policy, packed)
+        if key not in self._held:
+            target, experts = random_model(
+                self._spec, load_policy(policy), seed=0, device=self._device, dtype=torch.bfloat16, packed=packed
+            )
+            self._held[key] = Held(target, None, experts)
+        return self._held[key]
+
+
+def policy_of(plan: RungPlan) -> str:
+    """Return the policy whose weights ``plan`` needs."""
+    return "mxfp4-experts" if plan.dense == "bf16" else "mxfp4-experts-fp8"
+
+
+def build(case: Case, weights: Weights, capacity: int) -> Forward:
+    """Build the rung; on CUDA graphs are captured here."""
+    plan = PLANS[case.rung]
+    held = weights.get(policy_of(plan), packed=plan.packed)
+    device = held.target.device
+    if plan.persistent:
+        return PersistentForward(held.target, held.packed, capacity)
+    if not plan.graph:
+        return EagerForward(held.target, capacity)
+    slots = capacity + case.width
+    cuda = device.type == "cuda"
+    sms = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 132
+    step: Any = (
+        FusedStep(held.target, held.packed, plan, slots, sms=sms, overlap=case.overlap)
+        if plan.kernels
+        else PlainStep(held.target, slots)
+    )
+    return StaticForward(step, device=device, capacity=capacity, widths=[case.width], capture=cuda)
+
+
+def reference(case: Case, weights: Weights) -> Target:
+    """Return the eager target that computes what the rung should."""
+    plan = PLANS[case.rung]
+    target = weights.get(policy_of(plan), packed=False).target
+    return target if plan.dense == "bf16" else live_quant_twin(target)
+
+
+def time_steps(forward: Forward, tokens: torch.Tensor, steps: int) -> tuple[float, float]:
+    """Return milliseconds a step, back to back, and the spread (max - min) / median of the rounds."""
+    rounds = []
+    for _ in range(ROUNDS):
+        if forward.device.type == "cuda":
+            start, end = (_event() for _ in range(2))
+            start.record()
+            for _ in range(steps):
+                forward.score(tokens)
+            end.record()
+            end.synchronize()
+            rounds.append(start.elapsed_time(end) / steps)
+        else:
+            begun = time.perf_counter()
+            for _ in range(steps):
+                forward.score(tokens)
+            rounds.append((time.perf_counter() - begun) * 1e3 / steps)
+    middle = statistics.median(rounds)
+    return middle, (max(rounds) - min(rounds)) / middle
+
+
+def _event() -> Any:
+    event: Any = torch.cuda.Event  # untyped in torch
+    return event(enable_timing=True)
+
+
+def copied(scores: Scores) -> Scores:
+    """Return scores that outlive the next step."""
+    return Scores(scores.logits.clone(), scores.hidden.clone(), scores.taps.clone(), scores.experts.clone())
+
+
+def joined(parts: list[Scores]) -> Scores:
+    """Return several steps' scores as the rows of one."""
+    logits, hidden, taps, experts = zip(*((p.logits, p.hidden, p.taps, p.experts) for p in parts), strict=True)
+    return Scores(torch.cat(logits, 1), torch.cat(hidden, 1), torch.cat(taps, 1), torch.cat(experts, 1))
+
+
+def run_case(case: Case, weights: Weights, spec: ModelSpec, context: int, steps: int) -> dict[str, Any]:
+    """Check and time one rung."""
+    begun = time.monotonic()
+    capacity = context + case.width
+    forward = build(case, weights, capacity)
+    eager = EagerForward(reference(case, weights), capacity)
+    device = forward.device
+    generator = torch.Generator().manual_seed(1)
+    rounds = max(1, ROWS // case.width)
+    text = torch.randint(spec.vocab, (rounds, 1, case.width), generator=generator).to(device)
+    with torch.inference_mode():
+        fill_context(eager, context)
+        fill_context(forward, context)
+        want = joined([copied(eager.score(tokens)) for tokens in text])
+        first = copied(forward.score(text[0]))
+        if device.type == "cuda":
+            wait(f"{case.name}: first step", 20.0)
+        got = joined([copied(forward.score(tokens)) for tokens in text])
+        result = agreement(got, want)
+        repeatable = torch.equal(first.logits, got.logits[:, : case.width])
+        built = time.monotonic() - begun
+        ms, spread = time_steps(forward, text[0], steps)
+    plan = PLANS[case.rung]
+    distinct = [float(len(set(layer.flatten().tolist()))) for layer in first.experts]
+    policy = plan.held(load_policy(policy_of(plan)), "bf16")
+    moved = step_bytes(spec, policy, width=case.width, context=context, distinct_experts=distinct or None).read_bytes
+    tolerance = TOLERANCE if plan.dense == "bf16" else LIVE_TOLERANCE
+    return {
+        "case": case.name,
+        **asdict(case),
+        **asdict(result),
+        "tolerance": tolerance,
+        "passed": passed(result, tolerance),
+        "repeatable": repeatable,
+        "ms": ms,
+        "spread": spread,
+        "read_bytes": moved,
+        "build_s": built,
+    }
+
+
+def passed(result: Agreement, tolerance: float) -> bool:
+    """Whether enough rows can be compared and those agree."""
+    return result.same >= SAME_SHARE * result.rows and result.error <= tolerance
+
+
+def cases(rungs: list[Rung], widths: list[int]) -> Iterator[Case]:
+    """Yield every rung at the first width, then wider; Split-K also with overlapping launches. The persistent rung is
+    last: its compiler takes longest."""
+    for width in widths:
+        for rung in rungs:
+            if not PLANS[rung].persistent:
+                yield Case(rung, width)
+            if rung == "splitk":
+                yield Case(rung, width, overlap=True)
+    yield from (Case(rung, 1) for rung in rungs if PLANS[rung].persistent)
+
+
+def table(rows: list[dict[str, Any]], roof: float) -> str:
+    """Return the results as text; ``roof`` in bytes per second."""
+    lines = [f"{'rung':26} {'ms/step':>8} {'spread':>7} {'GB':>6} {'of roof':>8} {'error':>8} {'same':>6}  check"]
+    for row in rows:
+        if "error_text" in row:
+            lines.append(f"{row['case']:26} {row['error_text']}")
+            continue
+        share = row["read_bytes"] / (row["ms"] * 1e-3) / roof
+        lines.append(
+            f"{row['case']:26} {row['ms']:8.3f} {row['spread']:6.1%} {row['read_bytes'] / 1e9:6.2f} {share:8.1%} "
+            f"{row['error']:8.4f} {row['same']:>3}/{row['rows']:<2}  {'ok' if row['passed'] else 'FAILED'}"
+            f"{'' if row['repeatable'] else ', not repeatable'}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None, *, device: torch.device | None = None) -> int:
+    """Run the smoke test; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m workbench.decode.rungs.smoke", description=__doc__)
+    parser.add_argument("--model", default="gpt-oss-20b")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--widths", default="1,4", help="tokens a step, the first of them for every rung first")
+    parser.add_argument("--rungs", default=",".join(RUNGS))
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps a timed round")
+    parser.add_argument("--seconds", type=float, default=85)
+    options = parser.parse_args(arguments)
+    if device is None and not torch.cuda.is_available():
+        raise UnfitError("the smoke test of the rungs needs an NVIDIA GPU and torch sees none")
+    device = device or torch.device("cuda")
+    rungs: list[Rung] = [rung for rung in RUNGS if rung in options.rungs.split(",")]
+    spec = load_preset(options.model)
+    if not 0 < options.layers <= spec.layers:
+        raise InputError(f"--layers: {options.layers} is not 1 to {spec.layers}, what {spec.name} has")
+    spec = spec.model_copy(update={"mixers": spec.mixers[: options.layers], "dflash": None, "mtp": None})
+    widths = [int(width) for width in options.widths.split(",")]
+    budget = Budget(options.seconds)
+    try:
+        report = _run(spec, list(cases(rungs, widths)), options.context, options.steps, budget, device)
+    finally:
+        budget.finish()
+    rows = report["rows"]
+    print(table(rows, report["roof_bytes_per_s"]), flush=True)
+    if any(row.get("hung") for row in rows):
+        leave(1)
+    return int(any(not row.get("passed", "left out" in row.get("error_text", "")) for row in rows))
+
+
+def _run(
+    spec: ModelSpec, todo: list[Case], context: int, steps: int, budget: Budget, device: torch.device
+) -> dict[str, Any]:
+    """Run the cases as far as the budget goes; return the report, saved after every case."""
+    roof = measure_read_roof("cuda" if device.type == "cuda" else "cpu")
+    budget.note(f"roof {roof.value:.0f} GB/s; {spec.name}, {spec.layers} layers, context {context}")
+    weights, rows = Weights(spec, device), list[dict[str, Any]]()
+    report: dict[str, Any] = {"model": spec.name, "layers": spec.layers, "context": context, "rows": rows}
+    report["roof_bytes_per_s"] = roof.value * 1e9
+    for case in todo:
+        if budget.left < 5:
+            rows.append({"case": case.name, "error_text": "left out: the time was up"})
+            continue
+        rows.append(_attempt(partial(run_case, case, weights, spec, context, steps), case))
+        budget.note(f"{case.name}: {_line(rows[-1])}")
+        save(report, "rungs_smoke.json")
+        if rows[-1].get("hung"):
+            break
+    return report
+
+
+def _attempt(run: Callable[[], dict[str, Any]], case: Case) -> dict[str, Any]:
+    """Run one case; an error of the toolchain or the device becomes its row, so that the others are still seen."""
+    try:
+        return run()
+    except DeviceHangError as error:
+        return {"case": case.name, "error_text": str(error), "hung": True}
+    except Exception as error:
+        text = str(error).splitlines() or [type(error).__name__]
+        return {"case": case.name, "error_text": f"{type(error).__name__}: {text[0][:200]}"}
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "error_text" in row:
+        return str(row["error_text"])
+    compared = f"error {row['error']:.4f}, {row['same']}/{row['rows']} rows"
+    return f"{row['ms']:.3f} ms, {compared}, ready after {row['build_s']:.1f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
