@@ -31,8 +31,8 @@ from workbench.kernels.workspace import Workspace
 class HeadConfig:
     """``programs`` in the grid; ``kw`` warps share K, ``rw`` groups and ``r`` tiles a warp widen the row tile.
 
-    ``unroll`` chunks of 64 columns a warp and loop turn. Four warps by default: as many in the grid as 528 programs of
-    eight, but five programs fit an SM where two did, and the sum over warps is half as wide (docs/kernels.md).
+    ``unroll`` chunks of 64 columns a warp and loop turn. Four warps by default, though fewer fit an SM: the sum over
+    warps and the search for the best come once in twelve turns of the loop instead of six (docs/kernels.md).
     """
 
     programs: int = 1056
