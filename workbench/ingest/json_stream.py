@@ -143,6 +143,7 @@ class EventReader(Generic[T]):
     def _one_by_one(self, data: bytes, *, final: bool) -> tuple[list[T], int]:
         """Return the events of ``data`` one at a time, and how many bytes were used; the rest needs more bytes."""
         events: list[T] = []
+        borders, starts = _Ahead(_BORDER, data), _Ahead(_RESYNC, data)
         at = 0
         while True:
             fill = _FILL.match(data, at)
@@ -165,7 +166,7 @@ class EventReader(Generic[T]):
                 self._lose("unreadable-bytes", f"{start - at} bytes between events: {data[at : at + 40]!r}")
                 at = start
                 continue
-            end, event = self._next(data, at, final=final)
+            end, event = self._next(data, at, borders.after(at), starts.after(at + 1), final=final)
             if end is None:
                 break
             if event is not None:
@@ -174,27 +175,29 @@ class EventReader(Generic[T]):
         self.events += len(events)
         return events, at
 
-    def _next(self, data: bytes, at: int, *, final: bool) -> tuple[int | None, T | None]:
-        """Return where the event at ``at`` ends, and the event if it can be read; (None, None): more bytes needed."""
-        border = _BORDER.search(data, at, at + MAX_EVENT_BYTES)
-        if border:
-            event = self._try(data[at : border.start() + 1])
+    def _next(
+        self, data: bytes, at: int, border: int | None, start_again: int | None, *, final: bool
+    ) -> tuple[int | None, T | None]:
+        """Return where the event at ``at`` ends, and the event if it can be read; (None, None): more bytes needed.
+
+        ``border``: where the next border of two events seems to be, ``start_again`` where one before a likely event.
+        """
+        if border is not None:
+            event = self._try(data[at:border])
             if event is not None:
-                return border.start() + 1, event
-        closed, complete = self._closing_bracket(data, at)
+                return border, event
+        closed, complete = self._closing_bracket(data, at, start_again)
         if closed is not None:
             event = self._try(data[at:closed])
             if event is not None:
                 return closed, event
         elif not complete and not final and len(data) - at < MAX_EVENT_BYTES:
             return None, None
-        resync = _RESYNC.search(data, at + 1, at + MAX_EVENT_BYTES)
-        ends = {closed, resync.start() + 1 if resync else None, border.start() + 1 if border else None} - {None}
-        for end in sorted(end for end in ends if end is not None):
+        for end in sorted({end for end in (closed, start_again, border) if end is not None}):
             event = self._repaired(data[at:end])
             if event is not None:
                 return end, event
-        return self._give_up(data, at, resync.start() + 1 if resync else None, closed, final=final)
+        return self._give_up(data, at, start_again, closed, final=final)
 
     def _give_up(
         self, data: bytes, at: int, resync: int | None, closed: int | None, *, final: bool
@@ -212,14 +215,16 @@ class EventReader(Generic[T]):
         self._lose("unreadable-event", detail, count=max(1, len(_EVENT_START.findall(text))))
         return end, None
 
-    def _closing_bracket(self, data: bytes, at: int) -> tuple[int | None, bool]:
+    def _closing_bracket(self, data: bytes, at: int, start_again: int | None) -> tuple[int | None, bool]:
         """Return where the brackets opened at ``at`` are closed, and whether the answer is final.
 
-        Brackets are followed far only as long as this stays in proportion to the file: damage can make each event
-        seem to reach to the end.
+        Brackets are followed beyond ``start_again``, where the next event seems to start, only as long as this stays in
+        proportion to the file: damage can make each event seem to reach to the end.
         """
         far = self._scanned <= 4 * (self._consumed + at) + (16 << 20)
-        limit = min(len(data), at + (MAX_EVENT_BYTES if far else _TAIL))
+        limit = min(len(data), at + MAX_EVENT_BYTES)
+        if not far:
+            limit = min(limit, at + _TAIL if start_again is None else start_again)
         depth = 0
         for token in TOKENS.finditer(data, at, limit):
             byte = data[token.start()]
@@ -305,6 +310,22 @@ class EventReader(Generic[T]):
             except DAMAGE:
                 continue
         self._losses.add("header-damaged", "data_loss", f"members beside the events: {text[:60]!r}")
+
+
+class _Ahead:
+    """Where a border comes next: each stretch of the data is searched once, however often this is asked."""
+
+    def __init__(self, pattern: re.Pattern[bytes], data: bytes) -> None:
+        self._pattern = pattern
+        self._data = data
+        self._next: int | None = 0
+
+    def after(self, at: int) -> int | None:
+        """Return the end of the bracket of the first border at or after ``at``; None beyond MAX_EVENT_BYTES."""
+        if self._next is not None and self._next <= at:
+            found = self._pattern.search(self._data, at)
+            self._next = found.start() + 1 if found else None
+        return self._next if self._next is not None and self._next <= at + MAX_EVENT_BYTES else None
 
 
 def _require_utf8(text: bytes) -> None:
