@@ -42,10 +42,13 @@ class StepPlan:
     lanes: bool = False
     small_prefetch: SmallPrefetch = "consumers"
     copy_bytes: int = 0
+    join_parts: int = 0
 
     def __post_init__(self) -> None:
         if self.copy_bytes < 0 or self.copy_bytes % 16:
             raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
+        if not 0 <= self.join_parts <= 8:
+            raise InputError(f"join_parts must be 0 to 8, not {self.join_parts}")
 
     @property
     def threads(self) -> int:
@@ -139,6 +142,7 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "LANES": int(plan.lanes),
         "SMALL": _SMALL[plan.small_prefetch],
         "COPY_BYTES": plan.copy_bytes,
+        "JOIN": plan.join_parts,
     }
 
 

@@ -141,11 +141,13 @@ def next_plans() -> list[Variant]:
         ("64 positions a split", replace(base, split_positions=64), 512),
         ("32 positions a split", replace(base, split_positions=32), 512),
         ("producer, 32 positions", both, 512),
-        ("the same, lanes", replace(both, lanes=True), 512),
+        ("producer, 32, join 6", replace(both, join_parts=6), 512),
+        ("the same, lanes", replace(both, join_parts=6, lanes=True), 512),
+        ("join 6, 128 positions", replace(base, join_parts=6), 512),
         ("copies of 8 KB", replace(base, copy_bytes=8160), 512),
         ("copies of 2 KB", replace(base, copy_bytes=2048), 512),
-        ("all three", replace(both, copy_bytes=8160), 512),
-        ("all three, prefetch 128 KB", replace(both, copy_bytes=8160, prefetch_bytes=131072), 512),
+        ("all", replace(both, join_parts=6, copy_bytes=8160), 512),
+        ("all, prefetch 128 KB", replace(both, join_parts=6, copy_bytes=8160, prefetch_bytes=131072), 512),
         ("base (again)", base, 512),
     ]
 
@@ -228,7 +230,11 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
 
 def _checked_plan(shape: StepShape, following: bool) -> StepPlan:
     plan = persistent.make_plan(shape, SMS)
-    return replace(plan, small_prefetch="producer", split_positions=32, copy_bytes=8160) if following else plan
+    return (
+        replace(plan, small_prefetch="producer", split_positions=32, copy_bytes=8160, join_parts=6)
+        if following
+        else plan
+    )
 
 
 def compile_all(following: bool = False) -> int:

@@ -24,6 +24,8 @@
 //   GRID WARPS STAGES STAGE_UNITS   CTAs, consumer warps, ring depth, 512-byte units a stage (three for each warp)
 //   PIECES                          row tiles a CTA sums at once
 //   SPLIT_POSITIONS                 cached positions one attention task takes before there is a second split
+//   JOIN                            up to so many splits are joined by who reads attention's output (no fence, no counter, no second
+//                                   pass); more, and all at 0, by the last to arrive
 //   PREFETCH_BYTES                  of the next bf16 matrix, a CTA asks L2 for while it waits for the router (0: off)
 //   SMALL                           who asks L2 for the next layer's small arrays (router, biases, gains, sinks): 0 nobody, 1 the
 //                                   consumers as they start QKV, 2 the producer, whose copies no barrier's fence waits for
@@ -32,6 +34,9 @@
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
 #include "mxfp4.cuh"
 
+#ifndef JOIN
+#define JOIN 0
+#endif
 #ifndef SMALL
 #define SMALL 1
 #endif
@@ -144,10 +149,12 @@ struct Attention {
     first = window > 0 && position + 1 > window ? position + 1 - window : 0;
     cached = position - first;
     splits = min(max((cached + SPLIT_POSITIONS - 1) / SPLIT_POSITIONS, 1), kMaxSplits);
+    if (JOIN > 0 && cached <= JOIN * 128) splits = min(splits, JOIN);
     per_split = (cached + splits - 1) / splits;
   }
   __device__ __forceinline__ int begin(int split) const { return min(split * per_split, cached); }
   __device__ __forceinline__ int end(int split) const { return min((split + 1) * per_split, cached); }
+  __device__ __forceinline__ bool joined_by_reader() const { return splits > 1 && splits <= JOIN; }
 };
 
 // --- the producer ---------------------------------------------------------------------------------------------
@@ -827,6 +834,10 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
               partial[kGroup * HEAD_DIM + 2 * warp + 1] = s.denominator;
             }
           }
+          if (plan.joined_by_reader()) {
+            consumer_sync();  // before the next task's queries replace these
+            continue;
+          }
           consumer_sync();
           if (tid == 0) {
             __threadfence();
@@ -876,7 +887,35 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           const int row = warp + i * WARPS, e = lane + 32 * k;
           column[i][k] = row < rows && e < EXPERTS ? router_layer[(u64)(first_row + row) * EXPERTS + e] : 0.0f;
         }
-      for (int pair = tid; pair < kQueryRows / 2; pair += kConsumers) {
+#if JOIN > 0
+      const Attention plan(position, windows[layer]);
+      const bool join = plan.joined_by_reader();
+      for (int pair = tid; join && pair < kQueryRows / 2; pair += kConsumers) {
+        const int i = 2 * pair % (kGroup * HEAD_DIM), h = i / HEAD_DIM;
+        const float* part = partials + (u64)(2 * pair / (kGroup * HEAD_DIM)) * kMaxSplits * kPartialFloats;
+        float2 value[JOIN], stat[JOIN];
+#pragma unroll
+        for (int p = 0; p < JOIN; ++p) {
+          const bool there = p < plan.splits;
+          value[p] = there ? ptx::ldg64_l2(part + p * kPartialFloats + i) : make_float2(0.0f, 0.0f);
+          stat[p] = there ? ptx::ldg64_l2(part + p * kPartialFloats + kGroup * HEAD_DIM + 2 * h) : make_float2(2.0f * kNone, 0.0f);
+        }
+        float maximum = kNone, denominator = 0.0f;
+#pragma unroll
+        for (int p = 0; p < JOIN; ++p) maximum = fmaxf(maximum, stat[p].x);
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int p = 0; p < JOIN; ++p) {
+          const float factor = exp2f(stat[p].x - maximum);
+          denominator = fmaf(factor, stat[p].y, denominator);
+          sum = make_float2(fmaf(factor, value[p].x, sum.x), fmaf(factor, value[p].y, sum.y));
+        }
+        store_split(sh, pair, sum.x / denominator, sum.y / denominator);
+      }
+#else
+      constexpr bool join = false;
+#endif
+      for (int pair = tid; !join && pair < kQueryRows / 2; pair += kConsumers) {
         const float2 x = ptx::ldg64_l2(attention_out + 2 * pair);
         store_split(sh, pair, x.x, x.y);
       }

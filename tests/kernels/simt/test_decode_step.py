@@ -60,6 +60,14 @@ def test_source_on_the_cpu_with_the_producer_prefetching_and_small_copies(build_
     simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
 
 
+def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) -> None:
+    """One to five splits: a single one, up to four by the reader, five by the last to arrive."""
+    plan = persistent.make_plan(TINY, 11, warps=3, stages=4, split_positions=8)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, join_parts=1), [0, 7, 47, 140], 144)
+    plan = dataclasses.replace(plan, join_parts=4)
+    simulated(build_kernel, TINY, plan, [0, 7, 8, 9, 20, 47, 530], 536)
+
+
 def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
     plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
     simulated(build_kernel, WIDE, plan, [0, 150, 151], 160)
