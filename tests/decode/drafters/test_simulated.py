@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter, acceptance_rate
+from workbench.decode.drafters.simulated import PROPOSALS, SimulatedAcceptance, SimulatedDrafter, acceptance_rate
 
 
 def test_proposals_are_arbitrary_tokens_that_start_again_after_reset() -> None:
@@ -15,6 +15,10 @@ def test_proposals_are_arbitrary_tokens_that_start_again_after_reset() -> None:
     assert first != second
     drafter.reset()
     assert drafter.propose(1.0, None).tokens.tolist() == first
+    # On the device beforehand: proposing copies nothing.
+    storage = {drafter.propose(0.0, None).tokens.untyped_storage().data_ptr() for _ in range(PROPOSALS)}
+    assert len(storage) == 1
+    assert drafter.propose(0.0, None).tokens.tolist() == second
 
 
 @given(depth=st.integers(1, 12), share=st.floats(0, 1))

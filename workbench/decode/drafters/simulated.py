@@ -15,29 +15,34 @@ from workbench.decode.drafters.protocol import Proposal, TargetFeatures
 Pattern = Literal["fixed", "multinomial"]
 
 
+PROPOSALS = 1024
+"""Different proposals; the stream repeats after them."""
+
+
 class SimulatedDrafter:
-    """Proposes ``depth`` arbitrary tokens below ``vocab`` at no cost."""
+    """Proposes ``depth`` arbitrary tokens below ``vocab`` at no cost: they wait on the device before the first step."""
 
     name = "simulated"
 
     def __init__(self, depth: int, vocab: int, *, seed: int = 0) -> None:
         self.max_draft = depth
-        self._vocab, self._seed = vocab, seed
+        stream = random.Random(seed)  # noqa: S311 - not for security
+        self._tokens = torch.tensor([[stream.randrange(vocab) for _ in range(depth)] for _ in range(PROPOSALS)])
         self.reset()
 
     def reset(self) -> None:
         """Start the token stream again."""
-        self._random = random.Random(self._seed)  # noqa: S311 - not for security
-        self._device = torch.device("cpu")
+        self._next = 0
 
     def observe(self, tokens: Tensor, features: TargetFeatures | None) -> None:
-        """Note only where the model lives."""
-        self._device = tokens.device
+        """Move to where the model lives, once."""
+        self._tokens = self._tokens.to(tokens.device)
 
     def propose(self, temperature: float, generator: torch.Generator | None) -> Proposal:
         """Return arbitrary tokens."""
-        tokens = [self._random.randrange(self._vocab) for _ in range(self.max_draft)]
-        return Proposal(torch.tensor(tokens, device=self._device))
+        row = self._next % PROPOSALS
+        self._next += 1
+        return Proposal(self._tokens[row])
 
 
 class SimulatedAcceptance:

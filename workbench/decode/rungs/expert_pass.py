@@ -11,7 +11,7 @@ from workbench.decode.rungs.packed import PackedExperts, bias_rows
 from workbench.decode.rungs.products import Cut
 from workbench.decode.spec import Activation
 from workbench.kernels import bf16_experts, mxfp4_experts
-from workbench.kernels.mxfp4_experts import ExpertConfig
+from workbench.kernels.mxfp4_experts import ExpertConfig, Half
 from workbench.kernels.skinny_gemm import SkinnyConfig
 from workbench.kernels.workspace import Workspace
 
@@ -49,7 +49,7 @@ class Mxfp4Pass:
             alpha=ALPHA,
             limit=LIMIT,
             workspace=workspace,
-            config=self._config(self.packed.gate_up[0], ids),
+            config=self._config(self.packed.gate_up[0], ids, "gate_up"),
             overlap=self.cut.overlap,
         )
         hidden = fake_quantize_groups(hidden) if self.narrow else hidden
@@ -62,12 +62,12 @@ class Mxfp4Pass:
             base=residual,
             out=residual,
             workspace=workspace,
-            config=self._config(self.packed.down[0], ids),
+            config=self._config(self.packed.down[0], ids, "down"),
             overlap=self.cut.overlap,
         )
 
-    def _config(self, words: Tensor, ids: Tensor) -> ExpertConfig:
-        config = mxfp4_experts.default_config(words.shape[1], words.shape[2], ids.numel(), self.cut.sms)
+    def _config(self, words: Tensor, ids: Tensor, half: Half) -> ExpertConfig:
+        config = mxfp4_experts.default_config(words.shape[1], words.shape[2], ids.numel(), self.cut.sms, half)
         return replace(config, split=config.split if self.cut.split else 1, registers=self.cut.registers)
 
 

@@ -5,7 +5,7 @@ add, router, experts (two). Everything is bfloat16 with float32 sums; logits lea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,15 +24,15 @@ from workbench.decode.rungs.static import StepInputs
 from workbench.decode.rungs.verifiers import DecidedScores
 from workbench.decode.spec import GQA
 from workbench.kernels.attention import AttentionConfig, gqa_decode
+from workbench.kernels.attention import default_config as attention_config
 from workbench.kernels.chain_verify import verify_greedy
-from workbench.kernels.lm_head import HeadConfig, lm_head
+from workbench.kernels.contract import power_of_2
+from workbench.kernels.lm_head import lm_head
 from workbench.kernels.rms_norm import rms_norm
 from workbench.kernels.rope import rope_write
 from workbench.kernels.router import route
 from workbench.kernels.skinny_gemm import SkinnyConfig
 from workbench.kernels.workspace import Workspace
-
-HEAD_PROGRAMS_PER_SM = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,6 @@ class FusedStep:
             for block in target.blocks
             if isinstance(block, Block)
         ]
-        rows = target.head_weight.shape[0]
-        self._head = HeadConfig(programs=min(HEAD_PROGRAMS_PER_SM * sms, -(-rows // 16)))
         self._head_weight = target.head_weight.detach()
         self._workspaces: dict[int, Workspace] = {}
 
@@ -176,7 +174,6 @@ class FusedStep:
             logits=logits,
             out=chosen,
             workspace=state.workspace,
-            config=self._head,
             overlap=self._cut.overlap,
         )
         if width > 1:
@@ -270,8 +267,8 @@ class FusedStep:
 
 
 def _unsplit(q: Tensor, shape: GQA) -> AttentionConfig:
-    wide = len(q) * shape.heads // shape.kv_heads > 64
-    return AttentionConfig(splits=1, block=32 if wide else 64, num_warps=8 if wide else 4)
+    rows = max(16, power_of_2(len(q) * shape.heads // shape.kv_heads))
+    return replace(attention_config(rows, shape.qk_dim, shape.v_dim), splits=1)
 
 
 def _qk_norms(attention: Attention) -> tuple[Tensor, Tensor] | None:
