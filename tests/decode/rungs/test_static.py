@@ -108,9 +108,9 @@ def drafter(kind: str, target: Target, parts: dict[str, Any]) -> Drafter:
         case "simulated":  # arbitrary tokens, verified in earnest
             return SimulatedDrafter(3, target.spec.vocab)
         case "mtp":
-            return MtpDrafter(target, parts["mtp"](target), depth=3, capacity=CAPACITY)
+            return MtpDrafter(target, parts["mtp"](target).to(target.device), depth=3, capacity=CAPACITY)
         case "dflash":
-            return DFlashDrafter(target, parts["dflash"](target))
+            return DFlashDrafter(target, parts["dflash"](target).to(target.device))
         case _:
             return NoDrafter()
 
