@@ -7,7 +7,6 @@ its own. ``read``: file to columns. ``ingest``: file to sealed bundle.
 
 import gzip
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -54,6 +53,8 @@ def _child(what: str, path: Path) -> dict[str, float]:
 
 
 def _measure(what: str, path: Path) -> dict[str, float]:
+    import resource  # not on Windows
+
     from workbench.ingest.bundle import ingest_kineto
     from workbench.ingest.kineto import read_kineto
 
