@@ -19,9 +19,10 @@ parts = st.dictionaries(st.sampled_from("abcdef"), st.floats(0, 1e9), min_size=1
 
 
 def _pairs(base: list[Path], head: list[Path], variant: str = "mtp") -> list[Pair]:
-    found = []
+    found: list[Pair] = []
     for number, paths in enumerate(zip(base, head, strict=True)):
-        sides = [measure(path, variant) for path in paths]
+        roof = found[0].base.roof if found else None
+        sides = [measure(path, variant, roof=roof or 10_000_000_000) for path in paths]
         assert all(isinstance(side, Measurement) for side in sides), sides
         launches = (Launch("base", variant, number, 0, paths[0]), Launch("head", variant, number, 0, paths[1]))
         found.append(Pair(number, *sides, *launches))  # type: ignore[arg-type]

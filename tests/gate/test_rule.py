@@ -1,6 +1,7 @@
 import math
 from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -141,6 +142,14 @@ def test_resolution_is_what_its_power_says() -> None:
     assert resolution(0.02, 400) == pytest.approx(expected, rel=0.01)
     assert resolution(0.02, 1) == math.inf
     assert detectable(0.0, 4) == pytest.approx(DELTA)
+
+
+@pytest.mark.parametrize(("sd", "pairs"), [(0.014, 6), (0.014, 16), (0.2, 16)])
+def test_the_detectable_slowdown_fails_four_times_in_five(sd: float, pairs: int) -> None:
+    random = np.random.default_rng(0)
+    values = random.normal(math.log1p(-detectable(sd, pairs)), sd, (2000, pairs))
+    failed = sum(estimate(row.tolist()).p_slower <= LEVEL for row in values) / len(values)
+    assert failed == pytest.approx(0.8, abs=0.04)
 
 
 @pytest.mark.parametrize("sd", [0.005, 0.014, 0.03])

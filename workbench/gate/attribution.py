@@ -7,26 +7,24 @@ the mean over pairs with a Student-t interval.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeVar
 
-from workbench.diagnose.accounting import account
-from workbench.diagnose.floor import load_floor
-from workbench.diagnose.steps import load_steps
+from workbench.gate.measurement import Measurement
 from workbench.gate.pairs import Pair
-from workbench.gate.parts import Part, PartName, parts_of
+from workbench.gate.parts import PartName
 from workbench.gate.rule import estimate
 from workbench.quantity import Tag
-from workbench.trace.bundle import Bundle
 
 CONFIDENCE = 0.025
 """One-sided: intervals of terms are 95 %."""
 MAX_RESIDUAL = 0.3
 """Share of the change from which it counts as not explained."""
 MAX_MOVERS = 8
+MIN_MOVE = 0.02
+"""Share of the change from which a part is listed by name."""
 Key = TypeVar("Key", bound=Hashable)
 
 UNEXPLAINED = ("unexplained", "profiler")
@@ -50,19 +48,24 @@ class Term:
     calls: tuple[float, float] | None = None
 
     @property
+    def recounted(self) -> bool:
+        """Whether the number of calls changed."""
+        return self.calls is not None and not math.isclose(*self.calls, rel_tol=1e-9)
+
+    @property
     def certain(self) -> bool:
         """Whether the interval excludes no change, or the number of calls changed."""
-        moved = self.calls is not None and not math.isclose(*self.calls, rel_tol=1e-9)
-        return moved or self.low > 0 or self.high < 0
+        return self.recounted or self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
     """The chain of one variant. ``total`` = ``accept_length`` + ``step_time``; ``step_time`` = sum of ``causes``.
 
-    ``movers``: the parts of the traced step that certainly moved, largest first, at most 8; ``other_movers`` is the sum
-    of further ones. ``residual`` is what of ``total`` lies in neither accept length nor movers; without a traced pass,
-    in no named cause. ``not_measured``: what is missing to say more.
+    ``movers``: the parts of the traced step that certainly moved, largest first, at most 8 and none below 2 % of the
+    change unless its calls changed; ``other_movers`` is the sum of the others that certainly moved. ``residual`` is
+    what of ``total`` lies in neither accept length nor movers; without a traced pass, in no named cause.
+    ``not_measured``: what is missing to say more.
     """
 
     total: Term
@@ -86,45 +89,31 @@ class Attribution:
         return max((self.accept_length, *self.causes), key=lambda term: sign * term.log)
 
 
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One launch, taken apart. Times in ns per step."""
-
-    accept_length: float
-    step_ns: float
-    causes: Mapping[str, tuple[float, Tag]]
-    parts: Mapping[PartName, Part]
+Sides = Sequence[tuple[Measurement, Measurement]]
 
 
 def attribute(pairs: Sequence[Pair]) -> Attribution:
     """Explain the change of tok/s over ``pairs``, of which there must be one at least."""
-    with ExitStack() as stack:
-        opened = [
-            tuple(stack.enter_context(Bundle.open(side.bundle)) for side in (pair.base, pair.head)) for pair in pairs
-        ]
-        variant = pairs[0].base.variant
-        roof = _common_roof([bundle for pair in opened for bundle in pair], variant)
-        sides = [(_take_apart(base, variant, roof), _take_apart(head, variant, roof)) for base, head in opened]
-    accept = _term("accept length", sides, lambda base, head: math.log(head.accept_length / base.accept_length))
-    step = _time_term("step time", sides, lambda side: side.step_ns, "measured")
-    total = _term(
-        "tok/s",
-        sides,
-        lambda base, head: math.log(head.accept_length / base.accept_length) - math.log(head.step_ns / base.step_ns),
-    )
+    sides = [(pair.base, pair.head) for pair in pairs]
+    lengths = [math.log(head.accept_length / base.accept_length) for base, head in sides]
+    steps = [-math.log(head.step_ns / base.step_ns) for base, head in sides]
+    accept = _term("accept length", lengths, "measured")
+    step_times = (fmean(pair[index].step_ns for pair in sides) for index in (0, 1))
+    step = _term("step time", steps, "measured", *step_times)
+    total = _term("tok/s", [length + time for length, time in zip(lengths, steps, strict=True)], "measured")
     causes = _causes(sides)
-    certain = [term for term in _parts(sides) if term.certain]
-    named = accept.log + sum(term.log for term in certain)
     traced = all(side.parts for pair in sides for side in pair)
-    residual = total.log - named if traced else sum(term.log for term in causes if term.name in UNEXPLAINED)
+    certain = [term for term in _parts(sides) if term.certain] if traced else []
+    shown = [term for term in certain if term.recounted or abs(term.log) >= MIN_MOVE * abs(total.log)][:MAX_MOVERS]
+    named = accept.log + math.fsum(term.log for term in certain)
     return Attribution(
         total=total,
         accept_length=accept,
         step_time=step,
         causes=causes,
-        movers=tuple(certain[:MAX_MOVERS]),
-        other_movers=sum(term.log for term in certain[MAX_MOVERS:]),
-        residual=residual,
+        movers=tuple(shown),
+        other_movers=math.fsum(term.log for term in certain) - math.fsum(term.log for term in shown),
+        residual=total.log - named if traced else math.fsum(t.log for t in causes if t.name in UNEXPLAINED),
         not_measured=() if traced else ("operators and kernels: not every launch has a traced pass",),
     )
 
@@ -149,82 +138,43 @@ def _logarithmic_mean(one: float, other: float) -> float:
     return (other - one) / (math.log1p(relative) if abs(relative) < 0.5 else math.log(other / one))
 
 
-def _common_roof(bundles: Sequence[Bundle], variant: str) -> int | None:
-    """Return the best roof of all launches, bytes per second: the machine's, whatever disturbed one measurement.
-
-    None where one of them has no floor: then none gets one, or the causes would not be the same on both sides.
-    """
-    floors = [load_floor(bundle, variant, _device(bundle, variant)) for bundle in bundles]
-    known = [floor.bytes_per_s for floor in floors if floor]
-    return max(known) if len(known) == len(floors) else None
-
-
-def _take_apart(bundle: Bundle, variant: str, roof: int | None) -> _Side:
-    steps = load_steps(bundle, variant)
-    floor = load_floor(bundle, variant, _device(bundle, variant)) if roof else None
-    accounting = account(bundle, variant, steps, replace(floor, bytes_per_s=roof) if floor and roof else None)
-    number = len(steps)
-    return _Side(
-        accept_length=int(steps.committed.sum()) / number,
-        step_ns=accounting.wall_ns / number,
-        causes={cause.name: (cause.total_ns / number, cause.tag) for cause in accounting.causes},
-        parts=parts_of(bundle, variant),
-    )
-
-
-def _device(bundle: Bundle, variant: str) -> str:
-    settings = next(record.settings for record in bundle.manifest.variants if record.name == variant)
-    wanted = str(settings.get("engine", {}).get("device", "auto"))
-    return str(bundle.manifest.device.get("name", "cpu")) if wanted == "auto" else wanted
-
-
-def _causes(sides: Sequence[tuple[_Side, _Side]]) -> tuple[Term, ...]:
+def _causes(sides: Sides) -> tuple[Term, ...]:
     """Return the causes of the step time, those that moved most first."""
     names = dict.fromkeys(name for pair in sides for side in pair for name in side.causes)
-    splits = [split_log_ratio(*({key: ns for key, (ns, _) in side.causes.items()} for side in pair)) for pair in sides]
+    times = [[{name: cause.ns for name, cause in side.causes.items()} for side in pair] for pair in sides]
+    splits = [split_log_ratio(base, head) for base, head in times]
     terms = []
     for name in names:
-        tags = {side.causes[name][1] for pair in sides for side in pair if name in side.causes}
+        tags = {side.causes[name].tag for pair in sides for side in pair if name in side.causes}
         tag: Tag = "modelled" if "modelled" in tags else "estimated" if "estimated" in tags else "measured"
-        base, head = ([pair[index].causes.get(name, (0.0, tag))[0] for pair in sides] for index in (0, 1))
-        terms.append(_summary(name, [split.get(name, 0.0) for split in splits], tag, fmean(base), fmean(head)))
+        means = (fmean(pair[index].get(name, 0.0) for pair in times) for index in (0, 1))
+        terms.append(_term(name, [split.get(name, 0.0) for split in splits], tag, *means))
     return tuple(sorted(terms, key=lambda term: (-abs(term.log), term.name)))
 
 
-def _parts(sides: Sequence[tuple[_Side, _Side]]) -> list[Term]:
+def _parts(sides: Sides) -> list[Term]:
     """Return the parts of the step: their shares of the traced step applied to the clean one, largest move first."""
-    if not all(side.parts for pair in sides for side in pair):
-        return []
     times = [[_part_times(side) for side in pair] for pair in sides]
     splits = [split_log_ratio(base, head) for base, head in times]
     terms = []
     for name in sorted({name for pair in sides for side in pair for name in side.parts}):
-        base, head = (fmean(pair[index].get(name, 0.0) for pair in times) for index in (0, 1))
-        term = _summary(str(name), [split.get(name, 0.0) for split in splits], "estimated", base, head)
+        means = (fmean(pair[index].get(name, 0.0) for pair in times) for index in (0, 1))
+        term = _term(str(name), [split.get(name, 0.0) for split in splits], "estimated", *means)
         calls = (_mean_calls(sides, 0, name), _mean_calls(sides, 1, name))
         terms.append(term if name.kind == "idle" else replace(term, calls=calls))
     return sorted(terms, key=lambda term: (-abs(term.log), term.name))
 
 
-def _part_times(side: _Side) -> dict[PartName, float]:
+def _part_times(side: Measurement) -> dict[PartName, float]:
     return {name: part.share * side.step_ns for name, part in side.parts.items()}
 
 
-def _mean_calls(sides: Sequence[tuple[_Side, _Side]], index: int, name: PartName) -> float:
+def _mean_calls(sides: Sides, index: int, name: PartName) -> float:
     found = [pair[index].parts.get(name) for pair in sides]
     return fmean(part.calls if part else 0.0 for part in found)
 
 
-def _time_term(name: str, sides: Sequence[tuple[_Side, _Side]], time: Callable[[_Side], float], tag: Tag) -> Term:
-    logs = [-math.log(time(head) / time(base)) for base, head in sides]
-    return _summary(name, logs, tag, fmean(time(base) for base, _ in sides), fmean(time(head) for _, head in sides))
-
-
-def _term(name: str, sides: Sequence[tuple[_Side, _Side]], log: Callable[[_Side, _Side], float]) -> Term:
-    return _summary(name, [log(base, head) for base, head in sides], "measured")
-
-
-def _summary(
+def _term(
     name: str, logs: Sequence[float], tag: Tag, base_ns: float | None = None, head_ns: float | None = None
 ) -> Term:
     found = estimate(logs, level=CONFIDENCE)

@@ -75,35 +75,37 @@ def is_pinned(settings: Mapping[str, Any]) -> bool:
     return bool(simulated or settings.get("sampling", {}).get("method") == "greedy")
 
 
-_TRACED_STEPS = "SELECT count(*) AS steps FROM steps WHERE variant = ? AND run_pass = 'traced' AND NOT warmup"
 _CALLS = """
-SELECT rows.name AS name, count(*) AS calls FROM {table} rows JOIN steps USING (variant, step_id)
-WHERE variant = ? AND steps.run_pass = 'traced' AND NOT steps.warmup AND {which} GROUP BY rows.name
+WITH traced AS (
+    SELECT step_id FROM steps WHERE variant = ? AND run_pass = 'traced' AND NOT warmup
+), calls AS (
+    SELECT step_id, name, 'operator' AS kind FROM host WHERE category = 'op'
+    UNION ALL SELECT step_id, name, CASE kind WHEN 'kernel' THEN 'kernel' ELSE 'copy' END FROM kernels
+    UNION ALL SELECT step_id, name, 'sync' FROM syncs
+)
+SELECT kind, name, count(*) AS calls FROM calls JOIN traced USING (step_id) GROUP BY ALL
+UNION ALL SELECT 'step', '', count(*) FROM traced
 """
 
 
 def _traced(bundle: Bundle, variant: str) -> dict[str, Counter]:
     """Return counts per traced step. Device counters are left out, not 0, where the run saw no device at all."""
-    steps = int(bundle.query(_TRACED_STEPS, [variant]).to_pylist()[0]["steps"])
-    if not steps:
-        return {}
+    rows = bundle.query(_CALLS, [variant]).to_pylist()
+    steps = next(row["calls"] for row in rows if row["kind"] == "step")
 
-    def count(table: str, which: str, unit: str) -> Counter:
-        rows = bundle.query(_CALLS.format(table=table, which=which), [variant]).to_pylist()
-        parts = {row["name"]: Fraction(row["calls"], steps) for row in rows}
+    def count(kind: str, unit: str) -> Counter:
+        parts = {row["name"]: Fraction(row["calls"], steps) for row in rows if row["kind"] == kind}
         return Counter(sum(parts.values(), Fraction()), unit, parts=parts)
 
+    kinds = {row["kind"] for row in rows}
     counters = {}
-    operators = count("host", "rows.category = 'op'", "calls/step")
-    if operators.value:
-        reads = operators.parts.get(SCALAR_READ, Fraction())
-        counters["host operators"] = operators
-        counters["scalar reads"] = Counter(reads, "calls/step")
-    kernels = count("kernels", "rows.kind = 'kernel'", "launches/step")
-    if kernels.value:
-        counters["kernels"] = kernels
-        counters["copies and fills"] = count("kernels", "rows.kind <> 'kernel'", "calls/step")
-        counters["syncs"] = count("syncs", "true", "waits/step")
+    if "operator" in kinds:
+        counters["host operators"] = operators = count("operator", "calls/step")
+        counters["scalar reads"] = Counter(operators.parts.get(SCALAR_READ, Fraction()), "calls/step")
+    if "kernel" in kinds:
+        counters["kernels"] = count("kernel", "launches/step")
+        counters["copies and fills"] = count("copy", "calls/step")
+        counters["syncs"] = count("sync", "waits/step")
     return counters
 
 

@@ -1,16 +1,19 @@
 """What one launch measured for one variant: its speed, its exact counters, and whether it can be used at all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from workbench.diagnose.accounting import account
+from workbench.diagnose.floor import Floor, load_floor
 from workbench.diagnose.steps import Steps, load_steps
 from workbench.gate.counters import Counter, is_pinned, read_counters
 from workbench.gate.fingerprint import Facts, facts
+from workbench.gate.parts import Part, PartName, parts_of
 from workbench.quantity import Tag
 from workbench.trace.bundle import Bundle
 
@@ -32,11 +35,21 @@ _HARMLESS_REASONS = 0x1 | 0x2
 
 
 @dataclass(frozen=True, slots=True)
+class CauseTime:
+    """What one cause of the accounting takes of a step."""
+
+    ns: float
+    tag: Tag
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One launch's numbers for one variant, clean steps only. ``p50_ns``: median step time.
 
-    ``pinned``: the same code must commit the same tokens. ``clock_mhz``: mean SM clock while they ran; None where it
-    was not recorded. ``unusable``: why the launch must not be compared; empty where it may.
+    ``causes`` sum to ``step_ns``; their floor rests on ``roof``, bytes per second, None without one. ``parts``: of the
+    traced steps, empty where there were none. ``pinned``: the same code must commit the same tokens. ``clock_mhz``:
+    mean SM clock while they ran; None where it was not recorded. ``unusable``: why the launch must not be compared;
+    empty where it may.
     """
 
     bundle: Path
@@ -45,6 +58,9 @@ class Measurement:
     steps: int
     wall_ns: int
     p50_ns: float
+    roof: int | None
+    causes: Mapping[str, CauseTime]
+    parts: Mapping[PartName, Part]
     tag: Tag
     pinned: bool
     counters: Mapping[str, Counter]
@@ -58,6 +74,11 @@ class Measurement:
         """Committed tokens per step, the bonus token included."""
         return Fraction(self.tokens, self.steps)
 
+    @property
+    def step_ns(self) -> float:
+        """Mean step time."""
+        return self.wall_ns / self.steps
+
     def speed(self, metric: Metric) -> float:
         """Return ``metric`` as a speed (more is better): tok/s, or median steps per second."""
         return self.tokens / (self.wall_ns / 1e9) if metric == "tok_s" else 1e9 / self.p50_ns
@@ -67,8 +88,11 @@ class Measurement:
         return self.speed(metric) if metric == "tok_s" else self.p50_ns / 1e6
 
 
-def measure(path: Path, variant: str) -> Measurement | str:
+def measure(path: Path, variant: str, *, roof: int | None = None) -> Measurement | str:
     """Read ``variant`` from the bundle at ``path``, or return why it holds nothing that can be compared.
+
+    ``roof``: bytes per second to use instead of what this launch measured. All launches of a gate take that of the
+    first, because a roof is the machine's, and its noise would look like a change of the floor.
 
     Raises InputError where the bundle is damaged or missing.
     """
@@ -82,6 +106,8 @@ def measure(path: Path, variant: str) -> Measurement | str:
         tokens, wall_ns = int(steps.committed.sum()), int(steps.wall.sum())
         if not tokens or not wall_ns or not (p50_ns := float(np.median(steps.wall))):
             return "has no measured step"
+        floor = _floor(bundle, variant, settings, roof)
+        accounting = account(bundle, variant, steps, floor)
         clock_mhz, unusable = _health(bundle, steps)
         return Measurement(
             bundle=path,
@@ -90,6 +116,9 @@ def measure(path: Path, variant: str) -> Measurement | str:
             steps=len(steps),
             wall_ns=wall_ns,
             p50_ns=p50_ns,
+            roof=floor.bytes_per_s if floor else None,
+            causes={one.name: CauseTime(one.total_ns / len(steps), one.tag) for one in accounting.causes},
+            parts=parts_of(bundle, variant),
             tag="modelled" if settings.get("drafter", {}).get("kind") == "simulated" else "measured",
             pinned=is_pinned(settings),
             counters=read_counters(bundle, variant, settings),
@@ -98,6 +127,13 @@ def measure(path: Path, variant: str) -> Measurement | str:
             clock_mhz=clock_mhz,
             unusable=unusable,
         )
+
+
+def _floor(bundle: Bundle, variant: str, settings: Mapping[str, Any], roof: int | None) -> Floor | None:
+    wanted = str(settings.get("engine", {}).get("device", "auto"))
+    device = str(bundle.manifest.device.get("name", "cpu")) if wanted == "auto" else wanted
+    floor = load_floor(bundle, variant, device)
+    return replace(floor, bytes_per_s=roof) if floor and roof else floor
 
 
 _SAMPLES = """

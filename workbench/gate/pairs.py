@@ -155,7 +155,7 @@ def _try_pair(
             run.rejected += [Rejected(sides[one].discard(launches[one]), "no time for its partner") for one in launches]
             raise
         problem = launch.problem or _crowded(launch, plan.max_other_cpus)
-        measured = f"{name} {problem}" if problem else measure(launch.bundle, variant)
+        measured = f"{name} {problem}" if problem else measure(launch.bundle, variant, roof=_roof(found, run))
         reason = measured if isinstance(measured, str) else _invalid(measured, name, run.pairs)
         if isinstance(measured, str) or reason:
             reasons = {one: reason if one == name else "its partner is invalid" for one in launches}
@@ -178,6 +178,13 @@ def _launch(side: Side, variant: str, number: int, attempt: int, run: VariantRun
         side.discard(launch)
         raise OutOfTimeError
     return launch
+
+
+def _roof(found: Mapping[SideName, Measurement], run: VariantRun) -> int | None:
+    """Return the roof of the first launch; None where there is none yet, or it had none."""
+    first = run.pairs[0] if run.pairs else None
+    measured = (first.base if first.base_first else first.head) if first else next(iter(found.values()), None)
+    return measured.roof if measured else None
 
 
 def _crowded(launch: Launch, limit: float) -> str:

@@ -58,8 +58,8 @@ FROM steps WHERE variant = ? AND run_pass = 'traced' AND NOT warmup
 def parts_of(bundle: Bundle, variant: str) -> dict[PartName, Part]:
     """Return the parts of the traced steps of ``variant``; their shares sum to 1. Empty where nothing was traced.
 
-    Kernels where the run has them, else host operators. Kernels that overlap make the idle share smaller than it was,
-    below 0 even; it is then named an overlap.
+    Kernels where the run has them, else host operators. Kernels that overlap are counted twice, which makes the time
+    outside kernels smaller than it was, below 0 even.
     """
     found = bundle.query(_PHASES, [variant]).to_pylist()[0]
     steps = int(found.pop("steps"))
@@ -70,8 +70,7 @@ def parts_of(bundle: Bundle, variant: str) -> dict[PartName, Part]:
     if kernels:
         parts = _collect("kernel", kernels, wall, steps)
         rest = 1 - sum(part.share for part in parts.values())
-        name = "time with no kernel" if rest >= 0 else "overlap of kernels"
-        return {**parts, PartName("idle", name, ""): Part(rest, 0.0)}
+        return {**parts, PartName("idle", "time outside kernels", ""): Part(rest, 0.0)}
     operators = bundle.query(_OPERATORS, [variant, variant]).to_pylist()
     if not operators:
         return {}

@@ -167,7 +167,9 @@ def resolution(sd: float, pairs: int, *, level: float = LEVEL, power: float = PO
 
 def detectable(sd: float, pairs: int, *, delta: float = DELTA, level: float = LEVEL, power: float = POWER) -> float:
     """Return the minimum detectable effect: the slowdown, as a share, that fails with probability ``power``."""
-    return -math.expm1(floor_log(delta) - resolution(sd, pairs, level=level, power=power))
+    beyond_floor = resolution(sd, pairs, level=level, power=power) - floor_log(delta)
+    beyond_nothing = resolution(sd, pairs, level=NO_CHANGE_LEVEL, power=power)
+    return -math.expm1(-max(beyond_floor, beyond_nothing))
 
 
 def pairs_needed(sd: float, *, delta: float = DELTA, level: float = LEVEL) -> int | None:

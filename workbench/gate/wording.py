@@ -17,7 +17,8 @@ def change(log: float) -> str:
     """Return a log ratio as a signed percentage."""
     if not math.isfinite(log):
         return "unknown"
-    return f"{100 * math.expm1(log):+.1f} %"
+    text = f"{100 * math.expm1(log):+.1f}"
+    return "0.0 %" if text in ("+0.0", "-0.0") else f"{text} %"
 
 
 def interval(found: Estimate) -> str:
@@ -74,7 +75,7 @@ def cause_sentence(found: Attribution) -> str:
     chain = f"accept length {change(found.accept_length.log)}, step time {change(found.step_time.log)}"
     main = found.main
     text = f"tok/s {change(found.total.log)} = {chain}; mainly {main.name} ({of_change(main, found)}, {main.tag})"
-    if movers := [term for term in found.movers if term.log * found.total.log > 0][:2]:
+    if movers := [term for term in found.movers if term.log / found.total.log >= 0.1][:2]:
         text += f"; moved most: {', '.join(f'{term.name} ({of_change(term, found)})' for term in movers)}"
     if not found.explained:
         text += f"; not explained: {residual_text(found)}"

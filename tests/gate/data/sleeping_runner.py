@@ -10,8 +10,8 @@ from workbench.scenario import Scenario
 from workbench.trace.bundle import BundleWriter
 from workbench.trace.manifest import Manifest, VariantRecord
 
-DRAFT_S, OPERATOR_S, PYTHON_S = 0.002, 0.005, 0.003
-STEPS, TRACED = 16, 6
+DRAFT_S, OPERATOR_S, PYTHON_S = 0.006, 0.015, 0.009
+STEPS, TRACED = 12, 4
 
 
 def run_scenario(scenario: Scenario, out: Path, *, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
