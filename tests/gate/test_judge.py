@@ -32,7 +32,7 @@ def _only(result: GateResult) -> VariantResult:
 def test_the_same_code_passes(make_sides: MakeSides, tmp_path: Path) -> None:
     result = _gate(make_sides(noise=0.004), tmp_path)
     assert _only(result).verdict is Verdict.PASS
-    assert (result.exit_code, result.findings) == (ExitCode.OK, ())
+    assert (result.exit_code, result.findings, result.scenario) == (ExitCode.OK, (), "made")
     assert all(counter.status == "equal" for counter in _only(result).counters)
 
 

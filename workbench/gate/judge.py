@@ -81,7 +81,7 @@ def gate(request: Request, folder: Path, *, progress: Progress = lambda *_: None
         root = head.tree.root if isinstance(head := sides["head"], TreeSide) else None
         results = tuple(_result(request, name, runs[name], family, root or folder) for name in variants)
         return GateResult(
-            scenario=request.scenario.name if request.scenario else "",
+            scenario=request.scenario.name if request.scenario else _scenario(results),
             metric=request.metric,
             delta=request.delta,
             level=LEVEL,
@@ -221,6 +221,11 @@ def _disagree(verdict: Verdict, adjusted: Estimate, delta: float) -> bool:
     """Return whether taking out the clocks turns the verdict: a FAIL no longer shown, or a PASS that fails."""
     fails = adjusted.high < floor_log(delta)
     return (verdict is Verdict.FAIL and not fails) or (verdict is Verdict.PASS and fails)
+
+
+def _scenario(results: Sequence[VariantResult]) -> str:
+    """Return the scenario that the recorded launches name."""
+    return next((pair.head.scenario for result in results for pair in result.pairs), "")
 
 
 def _machine(results: Sequence[VariantResult]) -> Facts:

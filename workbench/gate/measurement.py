@@ -53,6 +53,7 @@ class Measurement:
     """
 
     bundle: Path
+    scenario: str
     variant: str
     tokens: int
     steps: int
@@ -111,6 +112,7 @@ def measure(path: Path, variant: str, *, roof: int | None = None) -> Measurement
         clock_mhz, unusable = _health(bundle, steps)
         return Measurement(
             bundle=path,
+            scenario=str(bundle.manifest.scenario.get("name", "")),
             variant=variant,
             tokens=tokens,
             steps=len(steps),

@@ -86,13 +86,13 @@ def residual_text(found: Attribution) -> str:
     """Return the residual in words."""
     share = abs(found.residual / found.total.log)
     where = found.not_measured or ("the rest lies in operators or kernels whose change is within their noise",)
-    limit = f" (more than {MAX_RESIDUAL:.0%} is not called explained)" if not found.explained else ""
-    return f"{share:.0%} of the change is left over{limit}; {'; '.join(where)}"
+    limit = f" (more than {_percent(MAX_RESIDUAL)} is not called explained)" if not found.explained else ""
+    return f"{_percent(share)} of the change is left over{limit}; {'; '.join(where)}"
 
 
 def of_change(term: Term, found: Attribution) -> str:
     """Return a term's part of the whole change."""
-    return f"{term.log / found.total.log:.0%} of the change"
+    return f"{_percent(term.log / found.total.log)} of the change"
 
 
 def term_cells(term: Term) -> tuple[str, str, str, str, str]:
@@ -106,6 +106,10 @@ def term_cells(term: Term) -> tuple[str, str, str, str, str]:
 def join(lines: Iterable[str]) -> str:
     """Return ``lines`` as one text."""
     return "; ".join(lines)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _us(ns: float) -> str:

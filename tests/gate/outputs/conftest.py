@@ -22,6 +22,7 @@ def _pair(number: int) -> Pair:
     sides = [
         Measurement(
             bundle=Path(f"{side}-{number}"),
+            scenario="made",
             variant="mtp",
             tokens=100,
             steps=50,

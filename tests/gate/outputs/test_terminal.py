@@ -16,7 +16,7 @@ def test_verdict_change_counters_and_cause_are_there(failed: GateResult, capsys:
     assert "FAIL, COUNTERS FAIL" in row
     assert "-13.0 %" in row
     assert "because; 1 of 4 exact counters are equal" in text
-    assert "mainly host-bound (100% of the change, estimated)" in text
+    assert "mainly host-bound (100 % of the change, estimated)" in text
     assert "mtp-02-head: head ended with -9" in text
     assert any(line.startswith("syncs") and line.endswith("WORSE") for line in text.splitlines())
 
