@@ -6,11 +6,13 @@ from workbench.decode.model import Target
 from workbench.decode.mxfp4 import MxFp4, dequantize
 from workbench.decode.precision import load_policy
 from workbench.decode.presets import load_preset
+from workbench.decode.rungs import random_model as random_model_module
 from workbench.decode.rungs.packed import PackedExperts, expert_layers
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.store import WeightStore
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_target, shipped_folder
+from workbench.errors import UnfitError
 from workbench.kernels.mxfp4_layout import restore
 from workbench.scenario import parse_scenario
 
@@ -100,3 +102,21 @@ def test_the_trained_model_is_packed_without_loss() -> None:
     for packed, (_, ffn) in zip(held.packed, expert_layers(target), strict=True):
         assert torch.equal(dequantize(codes(packed.gate_up, "stacked"), torch.bfloat16), ffn.gate_up)
         assert torch.equal(dequantize(codes(packed.down, "plain"), torch.bfloat16), ffn.down)
+
+
+@pytest.mark.parametrize(
+    ("packed", "failing", "line"),
+    [
+        (False, "_normal", "weights: embed.weight: 32768 bytes exceed the memory left on the cpu"),
+        (False, "_experts", "weights: blocks.1.ffn, routed experts: 1572864 bytes exceed the memory left on the cpu"),
+        (True, "pack", "weights: blocks.1.ffn, packed routed experts: 417792 bytes exceed the memory left on the cpu"),
+    ],
+)
+def test_memory_that_runs_out_is_named(monkeypatch: pytest.MonkeyPatch, packed: bool, failing: str, line: str) -> None:
+    def fail(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nlong story")
+
+    monkeypatch.setattr(random_model_module, failing, fail)
+    with pytest.raises(UnfitError) as error:
+        build(packed=packed)
+    assert str(error.value) == line

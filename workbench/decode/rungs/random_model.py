@@ -6,6 +6,8 @@ in different forms hold the same numbers. Magnitudes are 1/sqrt(fan-in): activat
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from workbench.decode.mxfp4 import BLOCK, SCALE_BIAS, MxFp4, dequantize
 from workbench.decode.precision import Format, Policy, TensorClass
 from workbench.decode.rungs.packed import PackedExperts, drop_experts, expert_layers, pack
 from workbench.decode.spec import ModelSpec
+from workbench.errors import UnfitError
 
 CODE_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
 """Root mean square of E2M1 when all codes are equally likely."""
@@ -43,6 +46,7 @@ def random_model(
 
     Weights that ``policy`` keeps in FP8 or FP4 are rounded to it and held in ``dtype``. Packed experts are drawn as
     codes; the target's own expert matrices then have no storage (meta device), and no wider copy ever exists.
+    Raises UnfitError, naming tensor, class and bytes, where the device's memory runs out.
     """
     with torch.device("meta"):
         target = Target(spec)
@@ -51,19 +55,32 @@ def random_model(
     for name, parameter in list(target.named_parameters()):
         if id(parameter) in matrices:
             continue
-        _put(target, name, _dense(name, parameter.shape, policy, _stream(seed, name, device), dtype))
+        with _named(name, parameter.numel() * dtype.itemsize, device):
+            _put(target, name, _dense(name, parameter.shape, policy, _stream(seed, name, device), dtype))
     for index, ffn in expert_layers(target):
         stem = f"blocks.{index}.ffn"
+        elements = ffn.gate_up.numel() + ffn.down.numel()
         if packed:
-            codes = [_codes(getattr(ffn, part).shape, _stream(seed, f"{stem}.{part}", device)) for part in _PARTS]
-            experts.append(pack(codes[0], codes[1], ffn))
+            with _named(f"{stem}, packed routed experts", elements * 17 // 32, device):
+                codes = [_codes(getattr(ffn, part).shape, _stream(seed, f"{stem}.{part}", device)) for part in _PARTS]
+                experts.append(pack(codes[0], codes[1], ffn))
             drop_experts(ffn)
             continue
-        for part in _PARTS:
-            generator = _stream(seed, f"{stem}.{part}", device)
-            stored = policy.of(TensorClass.ROUTED_EXPERTS)
-            _put(target, f"{stem}.{part}", _experts(getattr(ffn, part).shape, stored, generator, dtype))
+        with _named(f"{stem}, routed experts", elements * dtype.itemsize, device):
+            for part in _PARTS:
+                generator = _stream(seed, f"{stem}.{part}", device)
+                stored = policy.of(TensorClass.ROUTED_EXPERTS)
+                _put(target, f"{stem}.{part}", _experts(getattr(ffn, part).shape, stored, generator, dtype))
     return target.eval(), tuple(experts)
+
+
+@contextmanager
+def _named(what: str, size: int, device: torch.device) -> Iterator[None]:
+    """Turn the allocator's error into one line that says what did not fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UnfitError(f"weights: {what}: {size} bytes exceed the memory left on the {device}") from None
 
 
 _PARTS = ("gate_up", "down")
