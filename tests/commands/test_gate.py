@@ -35,7 +35,7 @@ def test_too_few_pairs_are_inconclusive_and_strict_says_so_by_its_code(cli: Cli,
     result = cli("gate", "--base", pair[0], "--head", pair[1])
     assert result.exit_code == 0
     assert "gate: no regression found; " in result.stdout
-    assert "1 pairs; a verdict needs 4" in result.stdout
+    assert "1 pair; a verdict needs 4" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("plain "))
     assert row.split()[1:6] == ["INCONCLUSIVE", "100.0", "90.91", "-9.1", "%"]
     assert cli("gate", "--base", pair[0], "--head", pair[1], "--strict").exit_code == 3

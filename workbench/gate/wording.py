@@ -1,7 +1,6 @@
 """Sentences about a result, the same in every output."""
 
 import math
-from collections.abc import Iterable
 from fractions import Fraction
 
 from workbench.diagnose.numbers import significant
@@ -39,7 +38,7 @@ def reason(verdict: Verdict | None, found: Estimate | None, delta: float) -> str
         faster = f"; faster: {change(found.mean)}" if found.low > 0 else ""
         return f"a slowdown of more than {floor} is ruled out{faster}"
     if found.pairs < LOOKS[0]:
-        return f"{found.pairs} pairs; a verdict needs {LOOKS[0]}"
+        return f"{found.pairs} {'pair' if found.pairs == 1 else 'pairs'}; a verdict needs {LOOKS[0]}"
     if found.high < floor_log(delta):
         return f"after {found.pairs} pairs it looks slower, but too weakly for this noise and number of variants"
     return f"after {found.pairs} pairs the change may be on either side of -{floor}"
@@ -101,11 +100,6 @@ def term_cells(term: Term) -> tuple[str, str, str, str, str]:
     times = "" if term.base_ns is None or term.head_ns is None else f"{_us(term.base_ns)} → {_us(term.head_ns)}"
     calls = "" if term.calls is None else " → ".join(significant(count, 4) for count in term.calls)
     return term.name, change(term.log), spread, times, calls
-
-
-def join(lines: Iterable[str]) -> str:
-    """Return ``lines`` as one text."""
-    return "; ".join(lines)
 
 
 def _percent(share: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from workbench.gate.outputs import table
 from workbench.gate.outputs.terminal import headline
 from workbench.gate.result import GateResult, VariantResult
-from workbench.gate.wording import CALM, cause_sentence, counter_sentence
+from workbench.gate.wording import cause_sentence, counter_sentence
 from workbench.reports.labels import visible
 
 MAX_BYTES = 900 * 1024
@@ -42,7 +42,7 @@ def _details(variant: VariantResult) -> list[str]:
             _folded(f"Counters of {variant.name} that changed", f"{_table(table.COUNTER_COLUMNS, rows)}\n\n{lines}")
         )
     found = variant.attribution
-    if found and abs(found.total.log) >= CALM:
+    if found and table.worth_explaining(variant):
         text = f"{_text(cause_sentence(found))}\n\n{_table(table.TERM_COLUMNS, table.term_rows(found))}"
         parts.append(_folded(f"Why {variant.name} changed", text))
     if variant.rejected:

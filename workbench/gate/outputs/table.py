@@ -8,7 +8,7 @@ from workbench.gate.attribution import Attribution
 from workbench.gate.counters import Comparison
 from workbench.gate.measurement import METRICS
 from workbench.gate.result import GateResult, VariantResult, detectable_with
-from workbench.gate.wording import change, interval, term_cells, value
+from workbench.gate.wording import CALM, change, interval, term_cells, value
 
 Cells = tuple[str, ...]
 
@@ -98,6 +98,14 @@ def term_rows(found: Attribution) -> list[Cells]:
 def _term_row(found: Attribution, index: int) -> Cells:
     term = (found.accept_length, found.step_time)[index]
     return (*term_cells(term), term.tag)
+
+
+def worth_explaining(variant: VariantResult) -> bool:
+    """Return whether the change of the time is more than noise: its interval excludes zero, and it is not tiny."""
+    found, attribution = variant.estimate, variant.attribution
+    if found is None or attribution is None or abs(attribution.total.log) < CALM:
+        return False
+    return found.low > 0 or found.high < 0
 
 
 def columns_right(columns: Sequence[str], left: Sequence[str]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from workbench.gate.measurement import METRICS
 from workbench.gate.outputs import table
 from workbench.gate.result import GateResult, VariantResult
-from workbench.gate.wording import CALM, cause_sentence, counter_sentence
+from workbench.gate.wording import cause_sentence, counter_sentence
 from workbench.terminal import print_line, print_table
 
 
@@ -72,15 +72,8 @@ def _print_counters(variant: VariantResult) -> None:
 
 def _print_causes(variant: VariantResult) -> None:
     found = variant.attribution
-    if found is None or abs(found.total.log) < CALM or not _worth_explaining(variant):
+    if found is None or not table.worth_explaining(variant):
         return
     print_line()
     print_line(f"why {variant.name} changed: {cause_sentence(found)}")
     print_table(table.TERM_COLUMNS, table.term_rows(found), right=(1, 2, 3, 4))
-
-
-def _worth_explaining(variant: VariantResult) -> bool:
-    """Return whether the change is more than noise: its interval excludes zero, or a counter moved."""
-    found = variant.estimate
-    moved = any(counter.status in ("worse", "better") for counter in variant.counters)
-    return moved or (found is not None and (found.low > 0 or found.high < 0))
