@@ -131,7 +131,7 @@ def _add_pair(
             pair = _try_pair(sides, variant, number, attempt, run, plan)
         except OutOfTimeError:
             # Without a single pair not even the counters were compared, and that must not look like a pass.
-            run.stopped = f"out of time after {len(run.pairs)} pairs"
+            run.stopped = f"out of time after {len(run.pairs)} {'pair' if len(run.pairs) == 1 else 'pairs'}"
             family.give_up(variant, Verdict.INCONCLUSIVE if run.pairs else Verdict.UNFIT)
             return
         if pair:
