@@ -40,7 +40,7 @@ class HostProbe:
         """Start the profiler on CPU activity only, without stacks or shapes: both inflate the gaps being measured."""
         from torch.profiler import ProfilerActivity, profile
 
-        self._profiler = profile(activities=[ProfilerActivity.CPU], acc_events=True)
+        self._profiler = profile(activities=[ProfilerActivity.CPU])
         self._profiler.__enter__()
         self._mark()
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy.special import stdtrit
 
 from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.steps import Steps
@@ -46,7 +46,7 @@ def accept_length(steps: Steps, *, simulated: bool = False) -> Quantity:
     counts = np.bincount(index)
     residual = np.bincount(index, weights=steps.committed) - mean * counts
     error = np.sqrt((residual**2).sum() * len(prompts) / (len(prompts) - 1)) / counts.sum()
-    half = float(stats.t.ppf(0.975, len(prompts) - 1) * error)
+    half = float(stdtrit(len(prompts) - 1, 0.975) * error)
     return Quantity(mean, "tokens/step", tag, mean - half, mean + half, note)
 
 
@@ -186,5 +186,5 @@ def _ratio(above: Floats, below: Floats, factor: Floats, divisor: Floats) -> tup
         return float(np.exp(whole)), None, None
     left_out = log_ratio([part.sum() - part for part in totals])
     error = np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum())
-    half = float(stats.t.ppf(0.975, count - 1) * error)
+    half = float(stdtrit(count - 1, 0.975) * error)
     return float(np.exp(whole)), float(np.exp(whole - half)), float(np.exp(whole + half))
