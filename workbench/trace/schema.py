@@ -75,13 +75,18 @@ def _bytes(name: str, meaning: str, *, nullable: bool = False) -> Column:
     return Column(name, "int64", "B", meaning, nullable)
 
 
-PASSES = ("clean", "traced")
+PASSES = ("clean", "sampled", "laned", "traced")
 PHASES = ("draft", "forward", "verify")
 TAGS = ("measured", "estimated", "modelled")
 
 _VARIANT = _text("variant", "variant of the scenario, as named in the manifest")
 _SOME_VARIANT = _text("variant", "variant of the scenario; null: the whole run", nullable=True)
-_PASS = _text("run_pass", "clean: no instrument was on; traced: instruments were on", *PASSES)
+_PASS = _text(
+    "run_pass",
+    "clean: no instrument was on; sampled: only counters read from another process; laned: in-kernel stamps compiled in; "
+    "traced: the profiler was on",
+    *PASSES,
+)
 _STEP = _id("step_id", "step this belongs to; null: outside every step", nullable=True)
 _PHASE = _text("phase", "part of the step; null: outside every step, or not known", *PHASES, nullable=True)
 _RANK = _i32("rank", "", "tensor-parallel rank; null: a single process", nullable=True)
