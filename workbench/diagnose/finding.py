@@ -42,9 +42,9 @@ class Evidence:
 class Finding:
     """One finding about one variant.
 
-    ``id``: kebab-case kind, the name of its page. ``title``: a few words. ``sentence``: what is wrong, with its numbers.
-    ``cause``: the accounting cause whose time it would give back, if one. ``recoverable``: tok/s gained if it were gone,
-    with ``low`` and ``high`` (None: not known, the remedy says how to find out). ``remedy``: what to try first.
+    ``id``: kebab-case kind, the name of its page. ``title``: a few words. ``sentence``: what is wrong, in numbers.
+    ``cause``: the accounting cause whose time it would give back, if one. ``recoverable``: tok/s gained if it were
+    gone, with ``low`` and ``high`` (None: not known, the remedy says how to find out). ``remedy``: what to try first.
     ``location``: call site, kernel or file, where one is known. ``explains``: ids of findings that this one causes.
     """
 

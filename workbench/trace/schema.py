@@ -83,7 +83,7 @@ _VARIANT = _text("variant", "variant of the scenario, as named in the manifest")
 _SOME_VARIANT = _text("variant", "variant of the scenario; null: the whole run", nullable=True)
 _PASS = _text(
     "run_pass",
-    "clean: no instrument was on; sampled: only counters read from another process; laned: in-kernel stamps compiled in; "
+    "clean: no instrument was on; sampled: counters read by another process; laned: in-kernel stamps compiled in; "
     "traced: the profiler was on",
     *PASSES,
 )
