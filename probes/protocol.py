@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,13 +28,17 @@ class Capture:
 
     ``tables`` maps table names to rows in the bundle's schema, without the columns only the runner knows (variant,
     step, phase). Times are on the runner's clock: ``offset_ns`` was added to the instrument's own, and spans closer
-    than ``residual_ns`` have no order.
+    than ``residual_ns`` have no order. ``losses`` are rows of the table of that name without variant and probe.
+    ``columns`` holds, by table name, what is too long to go row by row (an Arrow table for
+    ``BundleWriter.append_table``), without the same columns.
     """
 
     tables: Mapping[str, Rows]
     offset_ns: int = 0
     residual_ns: int = 0
     missing: Sequence[Missing] = field(default_factory=tuple)
+    losses: Rows = field(default_factory=tuple)
+    columns: Mapping[str, "pa.Table"] = field(default_factory=dict)
 
 
 class Probe(Protocol):
