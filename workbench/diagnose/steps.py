@@ -10,6 +10,9 @@ from workbench.trace.bundle import Bundle
 
 Ints = npt.NDArray[np.int64]
 
+RunPass = Literal["clean", "sampled", "laned", "traced"]
+"""Which instruments were on; ``workbench.trace.schema.PASSES`` says what each means."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -50,7 +53,7 @@ WHERE variant = ? AND run_pass = ? AND NOT warmup ORDER BY start_ns
 """
 
 
-def load_steps(bundle: Bundle, variant: str, run_pass: Literal["clean", "traced"] = "clean") -> Steps:  # noqa: S107
+def load_steps(bundle: Bundle, variant: str, run_pass: RunPass = "clean") -> Steps:  # noqa: S107
     """Read the steps of ``variant`` in one pass."""
     table = bundle.query(_SQL, [variant, run_pass])
     return Steps(*(column.to_numpy(zero_copy_only=False).astype(np.int64) for column in table.columns))
