@@ -82,7 +82,9 @@ def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
         with BundleWriter.create(path, Manifest(variants=records, **manifest)) as writer:
             for name, rows in tables.items():
                 numbered = [{_IDS[name]: number} if name in _IDS else {} for number in range(len(rows))]
-                writer.append(name, [_ROWS[name] | number | row for number, row in zip(numbered, rows, strict=True)])
+                writer.append(
+                    name, [_ROWS.get(name, {}) | number | row for number, row in zip(numbered, rows, strict=True)]
+                )
         opened.append(Bundle.open(path))
         return opened[-1]
 
