@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from workbench.decode.fp8 import dequantize_blocks, quantize_blocks
-from workbench.decode.rungs.products import Bf16Product, Cut, LiveFp8Product, live_fp8, merged
+from workbench.decode.rungs.products import Bf16Product, Cut, LiveFp8Product, live_fp8
 from workbench.decode.rungs.reference import LiveQuantLinear
 from workbench.kernels.workspace import Workspace
 
@@ -49,24 +49,6 @@ def test_a_long_product_is_split_and_a_naive_one_never() -> None:
     assert Cut(split=True).skinny(64, 1024).split > 1
     assert Cut(split=False).skinny(64, 1024).split == 1
     assert Cut(registers=40).skinny(64, 1024).registers == 40
-
-
-def test_merging_shares_storage_and_is_done_once() -> None:
-    parts = [linear(rows, 64, rows) for rows in (32, 16, 16)]
-    wanted = torch.cat([part.weight for part in parts]), torch.cat([part.bias for part in parts])
-    weight, bias = merged(*parts)
-    assert torch.equal(weight, wanted[0])
-    assert bias is not None
-    assert torch.equal(bias, wanted[1])
-    assert {part.weight.untyped_storage().data_ptr() for part in parts} == {weight.untyped_storage().data_ptr()}
-    again, _ = merged(*parts)
-    assert again.data_ptr() == weight.data_ptr()
-    assert torch.equal(again, wanted[0])
-    alone, none = merged(nn.Linear(8, 8, bias=False))
-    assert none is None
-    assert alone.shape == (8, 8)
-    out_of_order, _ = merged(parts[1], parts[0])
-    assert torch.equal(out_of_order, torch.cat([parts[1].weight, parts[0].weight]))
 
 
 def test_bf16_products_add_bias_and_residual() -> None:

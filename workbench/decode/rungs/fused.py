@@ -17,9 +17,10 @@ from workbench.decode.layers import RMSNorm, rope_table
 from workbench.decode.model import Block, Target
 from workbench.decode.rungs import small_ops
 from workbench.decode.rungs.expert_pass import ExpertPass, expert_pass
+from workbench.decode.rungs.merging import merged
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.plan import RungPlan
-from workbench.decode.rungs.products import Bf16Product, Cut, Product, live_fp8, merged
+from workbench.decode.rungs.products import Bf16Product, Cut, Product, live_fp8
 from workbench.decode.rungs.static import StepInputs
 from workbench.decode.rungs.verifiers import DecidedScores
 from workbench.decode.spec import GQA

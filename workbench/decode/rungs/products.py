@@ -1,10 +1,8 @@
 """The dense products of the kernel rungs: bfloat16, or block FP8 with activations quantised live."""
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -108,25 +106,3 @@ def live_fp8(weight: Tensor, bias: Tensor | None, cut: Cut) -> LiveFp8Product:
     padded = F.pad(weight, (0, -columns % BLOCK))
     split = live_split(rows, padded.shape[1] // BLOCK, FusedConfig().block, cut.sms) if cut.split else 1
     return LiveFp8Product(quantize_blocks(padded), bias, columns, split)
-
-
-def merged(*parts: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """Stack the weights (and biases) of ``parts``; each part's weight becomes a view of the result: nothing doubles.
-
-    Parts that were merged before are found to be so and not copied again.
-    """
-    biases = [part.bias.detach() for part in parts if part.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    first = parts[0].weight.detach()
-    rows, columns = sum(part.weight.shape[0] for part in parts), first.shape[1]
-    if all(
-        part.weight.data_ptr() == before.weight.data_ptr() + before.weight.nbytes
-        and part.weight.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        for before, part in pairwise(parts)
-    ):
-        return first.as_strided((rows, columns), (columns, 1)), bias
-    weight = torch.cat([part.weight.detach() for part in parts])
-    pieces = torch.split(weight, [part.weight.shape[0] for part in parts])
-    for part, piece in zip(parts, pieces, strict=True):
-        part.weight = torch.nn.Parameter(piece, requires_grad=False)
-    return weight, bias

@@ -17,6 +17,7 @@ from workbench.decode.fp8 import dequantize_blocks, quantize_blocks
 from workbench.decode.model import Target
 from workbench.decode.mxfp4 import BLOCK, SCALE_BIAS, MxFp4, dequantize
 from workbench.decode.precision import Format, Policy, TensorClass
+from workbench.decode.rungs.merging import merge_projections
 from workbench.decode.rungs.packed import PackedExperts, drop_experts, expert_layers, pack
 from workbench.decode.spec import ModelSpec
 from workbench.errors import UnfitError
@@ -57,6 +58,7 @@ def random_model(
             continue
         with _named(name, parameter.numel() * dtype.itemsize, device):
             _put(target, name, _dense(name, parameter.shape, policy, _stream(seed, name, device), dtype))
+    merge_projections(target)
     for index, ffn in expert_layers(target):
         stem = f"blocks.{index}.ffn"
         elements = ffn.gate_up.numel() + ffn.down.numel()

@@ -9,6 +9,7 @@ from workbench.decode.model import Target
 from workbench.decode.mtp import MtpHead
 from workbench.decode.mxfp4 import quantize
 from workbench.decode.precision import load_policy
+from workbench.decode.rungs.merging import merge_projections
 from workbench.decode.rungs.packed import PackedExperts, drop_experts, expert_layers, pack
 from workbench.decode.rungs.random_model import random_model, round_weights
 from workbench.decode.spec import ModelSpec
@@ -58,6 +59,7 @@ def _trained(variant: Variant, spec: ModelSpec, device: torch.device, dtype: tor
         )
     target, mtp = load_target(spec, shipped_folder(), device=device, dtype=dtype)
     round_weights(target, policy)
+    merge_projections(target)
     experts = tuple(_repack(ffn) for _, ffn in expert_layers(target)) if packed else ()
     return Held(target, mtp, experts)
 
