@@ -17,7 +17,7 @@ keys are read once for every query. The last part to arrive merges the parts and
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
 # ruff: noqa: N803
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -27,7 +27,7 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
-from workbench.kernels.merge import Merge, merge_parts
+from workbench.kernels.merge import Merge, default_merge, merge_parts
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
@@ -61,12 +61,12 @@ SPACE = (
 def default_config(rows: int, dk: int, dv: int) -> AttentionConfig:
     """Choose by rule, from what docs/kernels.md measured, for ``rows`` query rows a KV head.
 
-    128 keys a turn for up to 16 rows of short heads (longer ones would not leave room in shared memory), 64 up to 32
+    128 keys a turn for up to 16 rows of short heads (longer ones would not leave room in shared memory), 64 up to 64
     rows, 32 beyond.
     """
     if rows <= 16:
         return AttentionConfig(block=128 if dk + dv <= 128 else 64)
-    return AttentionConfig(block=64 if rows <= 32 else 32, num_warps=4 if rows <= 64 else 8)
+    return AttentionConfig(block=64 if rows <= 64 else 32, num_warps=4 if rows <= 64 else 8)
 
 
 def default_splits(kv_heads: int, reach: int, block: int, sms: int = 132) -> int:
@@ -241,9 +241,12 @@ def gqa_decode(
     require(kernel, rows <= 256, f"{tokens} tokens x {group} heads a group is {rows} rows, the kernel takes up to 256")
     if sinks is not None:
         expect(kernel, "sinks", sinks, (torch.bfloat16, torch.float32), (heads,), device=q.device)
+    by_rule = config is None
     config = config or default_config(rows, dk, dv)
     reach = capacity if window is None else min(capacity, window + tokens - 1)
     splits = config.splits or default_splits(kv_heads, reach, config.block)
+    if by_rule:
+        config = replace(config, merge=default_merge(splits))
     if out is None:
         out = torch.empty(tokens, heads, dv, dtype=torch.bfloat16, device=q.device)
     expect(kernel, "out", out, torch.bfloat16, (tokens, heads, dv), device=q.device)

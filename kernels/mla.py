@@ -14,7 +14,7 @@ into ``splits``; the last part to arrive merges, or a second launch (``MlaConfig
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
 # ruff: noqa: N803, N806
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -25,7 +25,7 @@ from workbench.kernels.attention import merge_step
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
 from workbench.kernels.matmul import dot_bf16
-from workbench.kernels.merge import Merge, merge_parts
+from workbench.kernels.merge import Merge, default_merge, merge_parts
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
@@ -35,7 +35,7 @@ class MlaConfig:
     """``splits`` programs share the context of one row block (0: by rule); ``block`` positions a loop turn.
 
     ``merge``: the last part to arrive joins the parts, or a launch of its own does (merge.py). 64 positions, because
-    the rule then makes half as many parts to join as with 32: 39.6 µs against 82 (docs/kernels.md).
+    the rule then makes half as many parts to join as with 32. Where no config is given, merge.py's rule chooses.
     """
 
     splits: int = 0
@@ -192,11 +192,14 @@ def mla_decode(
     if indices is not None:
         expect(kernel, "indices", indices, torch.int32, (tokens, None), device=q.device)
         top_k = indices.shape[1]
+    by_rule = config is None
     config = config or MlaConfig()
     rows = 16
     groups = -(-tokens * heads // rows) if top_k == 0 else tokens * -(-heads // rows)
     reach = top_k or cache.shape[0]
     splits = config.splits or max(1, min(132 // groups, -(-reach // (2 * config.block))))
+    if by_rule:
+        config = replace(config, merge=default_merge(splits))
     if out is None:
         out = torch.empty(tokens, heads, rank, dtype=torch.bfloat16, device=q.device)
     expect(kernel, "out", out, torch.bfloat16, (tokens, heads, rank), device=q.device)

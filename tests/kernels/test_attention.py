@@ -6,7 +6,7 @@ import torch
 from workbench.errors import InputError
 from workbench.kernels import reference
 from workbench.kernels.attention import AttentionConfig, default_config, default_splits, floor, gqa_decode
-from workbench.kernels.merge import Merge
+from workbench.kernels.merge import Merge, default_merge
 from workbench.kernels.mla import MlaConfig, mla_decode
 from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
@@ -91,7 +91,9 @@ def test_mla(
 def test_splits_and_floor() -> None:
     assert default_splits(8, 8192, 64) == 16
     assert default_splits(8, 128, 64) == 1
-    assert [default_config(rows, 64, 64).block for rows in (16, 32, 64)] == [128, 64, 32]
+    assert [default_config(rows, 64, 64).block for rows in (16, 32, 64)] == [128, 64, 64]
+    assert default_config(128, 64, 64).block == 32
+    assert (default_merge(4), default_merge(5)) == ("last", "launch")
     assert default_config(16, 128, 128).block == 64
     assert floor(1, 64, 8, 64, 64, 1000).bytes_read == 2 * 8 * 1000 * 128 + 2 * 64 * 64
 
