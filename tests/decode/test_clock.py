@@ -1,4 +1,5 @@
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -51,4 +52,44 @@ def test_events_are_placed_by_the_last_synchronised_one(monkeypatch: pytest.Monk
     clock.mark()
     assert clock.times() == [3_000_000]
     assert clock.times() == []
+    _Event.now = 0.0
+
+
+@dataclass
+class _Anchor:
+    event: _Event
+    host_ns: int
+    residual_ns: int = 500
+
+
+def test_device_and_host_clocks_that_run_apart_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device's clock is 8 us a second slow: after the first seconds, marks are placed by the rate seen so far."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    clock = CudaClock(torch.device("cuda"))
+
+    def host_ns() -> int:
+        return round(_Event.now * 1e6 * (1 + 8e-6))
+
+    def place() -> _Anchor:
+        event = _Event(enable_timing=True)
+        event.record(None)
+        return _Anchor(event, host_ns())
+
+    clock.use(place)
+    assert (clock.drift_ppb, clock.residual_ns) == (0, 500)
+    errors = []
+    for _ in range(5):
+        clock.anchor()
+        for _ in range(4):
+            _Event.now += 250.0
+            clock.mark()
+            errors.append(abs(clock.times()[0] - host_ns()))
+    clock.anchor()
+    assert clock.drift_ppb == pytest.approx(8000, abs=2)
+    assert errors[3] == pytest.approx(8000, abs=2)  # a second from the anchor, before the rate is known
+    assert max(errors[-4:]) <= 2
+    assert max(errors) <= clock.residual_ns <= max(errors) + 502
     _Event.now = 0.0

@@ -1,13 +1,23 @@
 """Marks at phase boundaries, in nanoseconds of the host's monotonic clock."""
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+BASELINE_NS = 2_000_000_000
+"""Device time between anchors from which on their rate is used: an error of 2 us in 2 s is 1 ppm."""
+
+WAITS = 8
+
 
 class PhaseClock(Protocol):
     """Takes marks cheaply while work is under way and turns them into times once it is done."""
+
+    def anchor(self) -> None:
+        """Tie the clock to the host's anew; called between sequences, when nothing is under way."""
 
     def mark(self) -> int:
         """Note a moment and return its handle."""
@@ -22,6 +32,9 @@ class HostClock:
     def __init__(self) -> None:
         self._marks: list[int] = []
 
+    def anchor(self) -> None:
+        """Do nothing: this is the host's clock."""
+
     def mark(self) -> int:
         """Read the clock."""
         self._marks.append(time.perf_counter_ns())
@@ -33,26 +46,71 @@ class HostClock:
         return marks
 
 
-class CudaClock:
-    """For CUDA: events in the stream, placed on the host's clock by one synchronised pair per batch of marks.
+class Anchor(Protocol):
+    """A CUDA event, its time on the host's clock, and how far that may be off."""
 
-    The stream is in order, so a mark lies where the work before it ends on the device. Resolution is that of CUDA
-    events, about half a microsecond.
+    @property
+    def event(self) -> Any:
+        """The event; it has happened."""
+
+    @property
+    def host_ns(self) -> int:
+        """Its monotonic time."""
+
+    @property
+    def residual_ns(self) -> int:
+        """Bound of the error of ``host_ns``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedAnchor:
+    """An event placed between the moment before it was recorded and the moment the host saw it."""
+
+    event: Any
+    host_ns: int
+    residual_ns: int
+
+
+class CudaClock:
+    """For CUDA: events in the stream, placed on the host's clock by an anchor before every sequence.
+
+    The stream is in order, so a mark lies where the work before it ends on the device: a step's end is true completion,
+    its start the moment at which the idle device took up the step. Resolution is that of CUDA events, about half a
+    microsecond. Device and host clocks run apart (7 us a second on one H200 machine), so the rate between anchors is
+    followed; ``drift_ppb`` and ``residual_ns`` say how well.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[Any] = []
+        self._place: Callable[[], Anchor] = self._waited
         torch.cuda.synchronize(device)
-        self._anchor = self._event()
-        self._anchor.synchronize()
-        self._anchor_ns = time.perf_counter_ns()
+        self._anchor: Anchor = self._place()
+        self._first: Anchor = self._anchor
+        self._since_first_ns = 0  # of the device, from the first anchor to this one
+        self._reach_ns = 0  # how far from the anchor marks were placed
+        self.drift_ppb = 0
+        self.residual_ns = self._anchor.residual_ns
 
-    def _event(self) -> Any:
-        make: Any = torch.cuda.Event  # untyped in torch
-        event = make(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def use(self, place: Callable[[], Anchor]) -> None:
+        """Take anchors from ``place`` from now on; it waits for the device."""
+        self._place = place
+        self._anchor = self._first = place()
+        self._since_first_ns, self.drift_ppb, self.residual_ns = 0, 0, self._anchor.residual_ns
+
+    def anchor(self) -> None:
+        """Take a new anchor. What the old one, carried on as far as marks were placed, is wrong by is residual."""
+        new = self._place()
+        passed = self._elapsed(new.event)
+        missed = abs(self._host(passed) - new.host_ns)
+        if passed > 0:
+            self.residual_ns = max(self.residual_ns, new.residual_ns + missed * self._reach_ns // passed)
+        self._reach_ns = 0
+        self._since_first_ns += passed
+        if self._since_first_ns >= BASELINE_NS:
+            ahead = (new.host_ns - self._first.host_ns) - self._since_first_ns
+            self.drift_ppb = round(ahead * 1_000_000_000 / self._since_first_ns)
+        self._anchor = new
 
     def mark(self) -> int:
         """Record an event."""
@@ -60,14 +118,38 @@ class CudaClock:
         return len(self._events) - 1
 
     def times(self) -> list[int]:
-        """Wait for the last event; the latest one becomes the anchor of the next batch."""
+        """Wait for the last event and place all of them."""
         events, self._events = self._events, []
         if not events:
             return []
         events[-1].synchronize()
-        result = [self._anchor_ns + round(self._anchor.elapsed_time(event) * 1e6) for event in events]
-        self._anchor, self._anchor_ns = events[-1], result[-1]
-        return result
+        self._reach_ns = max(self._reach_ns, self._elapsed(events[-1]))
+        return [self._host(self._elapsed(event)) for event in events]
+
+    def _elapsed(self, event: Any) -> int:
+        return round(self._anchor.event.elapsed_time(event) * 1e6)
+
+    def _host(self, elapsed_ns: int) -> int:
+        return self._anchor.host_ns + elapsed_ns + round(elapsed_ns * self.drift_ppb / 1_000_000_000)
+
+    def _event(self) -> Any:
+        make: Any = torch.cuda.Event  # untyped in torch
+        event = make(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _waited(self) -> WaitedAnchor:
+        """Record and wait a few times; the quickest counts, and the event lies somewhere within it."""
+        best: WaitedAnchor | None = None
+        for _ in range(WAITS):
+            before = time.perf_counter_ns()
+            event = self._event()
+            event.synchronize()
+            after = time.perf_counter_ns()
+            found = WaitedAnchor(event, (before + after) // 2, (after - before + 1) // 2)
+            best = found if best is None or found.residual_ns < best.residual_ns else best
+        assert best is not None  # noqa: S101 - for the type checker
+        return best
 
 
 def phase_clock(device: torch.device) -> PhaseClock:

@@ -85,7 +85,7 @@ class Engine:
         self.forward, self.drafter, self.rule = forward, drafter, rule
         self.end_token, self.acceptance = end_token, acceptance
         self._judge: Verify = verify or self._verify
-        self._clock: PhaseClock = phase_clock(forward.device)
+        self.clock: PhaseClock = phase_clock(forward.device)
 
     @torch.inference_mode()
     def decode(
@@ -100,12 +100,13 @@ class Engine:
         self.forward.length = 0
         self.drafter.reset()
 
-        self._clock.mark()
+        self.clock.anchor()
+        self.clock.mark()
         tokens = torch.tensor([prompt], device=device)
         scores = self.forward.prefill(tokens)
         first = self._sample(scores.logits[0, -1:], generator)
-        self._clock.mark()
-        record.prefill_start_ns, record.prefill_end_ns = self._clock.times()
+        self.clock.mark()
+        record.prefill_start_ns, record.prefill_end_ns = self.clock.times()
         self.forward.length = len(prompt)
         record.tokens.append(first)
         news = torch.tensor([*prompt, first], device=device)
@@ -113,15 +114,15 @@ class Engine:
 
         while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
             context = self.forward.length
-            self._clock.mark()
+            self.clock.mark()
             with annotate("draft"):
                 self.drafter.observe(news, features)
                 proposal = self.drafter.propose(rule.temperature, generator)
                 proposal = _trim(proposal, new_tokens - len(record.tokens))
-            self._clock.mark()
+            self.clock.mark()
             with annotate("forward"):
                 scores = self.forward.score(torch.cat((news[-1:], proposal.tokens))[None])
-            self._clock.mark()
+            self.clock.mark()
             with annotate("verify"):
                 verdict = self._judge(proposal, scores, generator)
                 committed = self._until_end(verdict.tokens)
@@ -130,8 +131,8 @@ class Engine:
                 news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
                 features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
                 record.tokens.extend(committed)
-            self._clock.mark()
-            start, draft_end, forward_end, end = self._clock.times()
+            self.clock.mark()
+            start, draft_end, forward_end, end = self.clock.times()
             yield StepRecord(
                 start,
                 draft_end,

@@ -29,10 +29,14 @@ class NewerSchemaError(InputError):
 
 
 class ClockSource(msgspec.Struct, frozen=True, kw_only=True):
-    """How one instrument's clock was brought onto the bundle's: ``bundle = source + offset_ns``."""
+    """How one instrument's clock was brought onto the bundle's.
+
+    ``bundle = source + offset_ns + (source - origin_ns) * drift_ppb / 1e9`` (``workbench.trace.clocks``).
+    """
 
     name: str
     offset_ns: int
+    origin_ns: int = 0
     drift_ppb: int = 0
     residual_ns: int = 0
     """Largest disagreement left after the fit; spans of two sources closer than this have no order."""
@@ -54,12 +58,17 @@ class VariantRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instrument cost: the median step with it and without it, in ns."""
+    """What an instrument cost: the median step with it and without it, in ns.
+
+    ``fresh``: both medians come from processes of their own, which had never profiled before; else from this run's
+    process, at the same places of the same prompts.
+    """
 
     variant: str
     instrument: str
     clean_step_ns: int
     traced_step_ns: int
+    fresh: bool = False
 
 
 class TableRecord(msgspec.Struct, frozen=True, kw_only=True):

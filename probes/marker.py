@@ -1,0 +1,260 @@
+"""The device's clock tied to the host's, by kernels that store ``%globaltimer``.
+
+Three uses, all of brackets (``workbench.trace.clocks``): an echo ties ``%globaltimer`` to the host's monotonic clock to
+about a microsecond; stamps within a profiler's capture tie the profiler's clock to ``%globaltimer``; pulses, which are
+long enough for a counter sampler to see, tie the sampler's.
+"""
+
+import ctypes
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from workbench.errors import UnfitError
+from workbench.probes.protocol import Missing
+from workbench.trace.clocks import Bracket, Fit, fit
+
+STAMP = "stamp"
+PULSE = "pulse"
+KERNELS = frozenset({STAMP, PULSE, "edge", "echo"})
+"""Names of the marker kernels, as an instrument sees them."""
+
+ROUNDS = 32
+MAX_SILENCES = 3
+"""Echoes that may fail before no more are tried."""
+
+ROUND_TIMEOUT_NS = 20_000_000
+QUEUE_NS = 300_000
+"""How long the device is kept busy while a few launches are queued: one from Python takes some ten microseconds."""
+
+PAUSES_NS = (60_000, 120_000, 240_000, 480_000, 90_000)
+TOGETHER_NS = 3_000
+"""How far the times between stamps may differ by two clocks: far less than the pauses do."""
+
+PULSE_NS = 200_000
+IDLE_NS = 300_000
+"""Idle time around a pulse: longer than any sample of a counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventAnchor:
+    """A CUDA event, its time on the host's monotonic clock, and how far that may be off."""
+
+    event: Any
+    host_ns: int
+    residual_ns: int
+
+
+class Marker:
+    """Launches marker kernels on ``device``'s current stream. ``prepare`` first: it compiles them."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._out: Any = None
+        self._taken = 0
+        self._sms = 0
+        self._silences = 0
+
+    @property
+    def name(self) -> str:
+        """The instrument's name."""
+        return "marker"
+
+    def available(self) -> Missing | None:
+        """Needs a GPU and Triton; without them device clocks are placed by waiting for the device, to some 10 us."""
+        what, fallback = "clock alignment to 2 us", "the host's clock before a launch and after waiting for it"
+        if self._device.type != "cuda":
+            return Missing(self.name, what, "the run is on the CPU", fix="run on an NVIDIA GPU")
+        if find_spec("triton") is None:
+            return Missing(self.name, what, "Triton is not installed", fallback, "pip install triton")
+        return None
+
+    def prepare(self) -> None:
+        """Compile and run every kernel once, so that no capture holds a compilation. Raises UnfitError."""
+        import torch
+
+        self._sms = torch.cuda.get_device_properties(self._device).multi_processor_count
+        # Room for a capture's stamps; 16 bytes each, so that every one is aligned alike and compiled once.
+        self._out = torch.zeros(4096, 2, dtype=torch.int64, device=self._device)
+        try:
+            self.stamp()
+            self.pulse(1_000)
+            self.stamps()
+            self.anchor()
+        except RuntimeError as error:  # of the compiler, the launcher or the driver
+            raise UnfitError(f"marker kernels do not run: {str(error).splitlines()[0][:200]}") from error
+
+    def sync(self) -> list[Bracket]:
+        """Return brackets of ``%globaltimer`` by the host's clock, taken within a few milliseconds; waits for the
+        device."""
+        import torch
+
+        torch.cuda.synchronize(self._device)
+        if self._silences < MAX_SILENCES:
+            try:
+                return self._echo()
+            except (
+                UnfitError
+            ):  # the host was kept waiting, or does not share memory with the device: stamps always work
+                self._silences += 1
+        return self._waited()
+
+    def clock(self) -> Fit:
+        """Return the fit of ``%globaltimer`` to the host's clock as it is now."""
+        return fit(self.sync())
+
+    def stamp(self) -> None:
+        """Enqueue a stamp."""
+        from workbench.probes.marker_kernels import stamp
+
+        stamp[(1,)](self._slots(1), num_warps=1)
+
+    def marks(self, *, last: bool = False) -> None:
+        """Enqueue one stamp after another, with pauses by which both ends of a capture are told apart."""
+        for pause in reversed(PAUSES_NS) if last else PAUSES_NS:
+            self.stamp()
+            _idle(pause)
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Wait, return (start, end) by ``%globaltimer`` of all stamps since the last call, in order."""
+        taken, self._taken = self._taken, 0
+        return [(start, end) for start, end in self._out[:taken].tolist()]
+
+    def pulse(self, length_ns: int = PULSE_NS) -> tuple[int, int]:
+        """Keep all SMs busy for ``length_ns``; return (start, end) by ``%globaltimer``, means over SMs. Waits."""
+        from workbench.probes.marker_kernels import pulse
+
+        before = self._taken
+        pulse[(self._sms,)](self._slots(self._sms), length_ns, num_warps=1)
+        rows = self._out[before : self._taken].tolist()
+        self._taken = before
+        return sum(row[0] for row in rows) // len(rows), sum(row[1] for row in rows) // len(rows)
+
+    def pulses(self, count: int = 3) -> list[tuple[int, int]]:
+        """Return the times of ``count`` pulses of different lengths with idle time around each."""
+        found = []
+        for number in range(count):
+            _idle(IDLE_NS)
+            found.append(self.pulse(PULSE_NS * (number + 2) // 2))
+        _idle(IDLE_NS)
+        return found
+
+    def anchor(self) -> EventAnchor:
+        """Place a CUDA event on the host's clock, between two stamps that are queued around it. Waits."""
+        import torch
+
+        from workbench.probes.marker_kernels import edge, pulse
+
+        placed = self.clock()
+        best: EventAnchor | None = None
+        for _ in range(2):
+            make: Any = torch.cuda.Event  # untyped in torch
+            event = make(enable_timing=True)
+            first = self._taken
+            pulse[(1,)](self._slots(1), QUEUE_NS, num_warps=1)
+            edge[(1,)](self._slots(1), num_warps=1)
+            event.record(torch.cuda.current_stream(self._device))
+            edge[(1,)](self._slots(1), num_warps=1)
+            (_, low), (high, _) = self._out[first + 1 : first + 3].tolist()
+            self._taken = first
+            half = (high - low + 1) // 2
+            found = EventAnchor(event, placed.place((low + high) // 2), placed.residual_ns + half)
+            best = found if best is None or found.residual_ns < best.residual_ns else best
+        assert best is not None  # noqa: S101 - for the type checker
+        return best
+
+    def _slots(self, count: int) -> Any:
+        if self._taken + count > len(self._out):
+            raise UnfitError(f"marker: more than {len(self._out)} stamps in one capture")
+        first, self._taken = self._taken, self._taken + count
+        return self._out[first : first + count]
+
+    def _echo(self) -> list[Bracket]:
+        import torch
+
+        from workbench.probes.marker_kernels import echo
+
+        # A line each, so that neither side's writes disturb the other's reads.
+        shared = torch.zeros(16 + ROUNDS, dtype=torch.int64, pin_memory=True)
+        request = ctypes.c_int64.from_address(shared.data_ptr())
+        replies = (ctypes.c_int64 * ROUNDS).from_address(shared.data_ptr() + 128)
+        echo[(1,)](shared, shared[16:], ROUNDS, ROUND_TIMEOUT_NS * 4, num_warps=1)
+        now = time.perf_counter_ns
+        brackets = []
+        deadline = now() + ROUND_TIMEOUT_NS
+        for number in range(ROUNDS):
+            low = now()
+            request.value = number + 1
+            while not (answer := replies[number]):
+                if now() > deadline:
+                    torch.cuda.synchronize(self._device)
+                    raise UnfitError("marker: the device does not answer through host memory")
+            brackets.append(Bracket(answer, low, now()))
+            deadline = brackets[-1].high_ns + ROUND_TIMEOUT_NS
+        torch.cuda.synchronize(self._device)  # before its memory goes away
+        return brackets[1:]  # the first waits for the launch
+
+    def _waited(self) -> list[Bracket]:
+        """Brackets from launching a kernel and waiting for it: both ends are several microseconds from it."""
+        import torch
+
+        from workbench.probes.marker_kernels import edge
+
+        brackets = []
+        for _ in range(ROUNDS):
+            first = self._taken
+            low = time.perf_counter_ns()
+            edge[(1,)](self._slots(1), num_warps=1)
+            torch.cuda.synchronize(self._device)
+            high = time.perf_counter_ns()
+            ((start, end),) = self._out[first : first + 1].tolist()
+            self._taken = first
+            brackets.append(Bracket((start + end) // 2, low, high))
+        return brackets
+
+
+def stamp_brackets(
+    rows: Sequence[tuple[int, int]], stamps: Sequence[tuple[int, int]], device_clock: Fit
+) -> list[Bracket]:
+    """Return brackets that tie an instrument's clock to the bundle's, from the marker kernels in its capture.
+
+    ``rows``: start and end of each stamp's kernel by the instrument, which may have lost some; ``stamps``: by
+    ``%globaltimer``, which lies within the kernel; ``device_clock`` places ``%globaltimer``. Which is which is told by
+    the times between them. Empty where they do not fit.
+    """
+    brackets = []
+    for (row_start, row_end), (start, end) in _paired(rows, stamps):
+        first, last = device_clock.place(start), device_clock.place(end)
+        # The kernel starts before it stamps: at row_start the bundle's clock read `first` at most. It ends after it
+        # stamps: at row_end the clock read `last` at least. Where both tick coarsely, the edges can change places.
+        low, high = sorted((last - (row_end - row_start), first))
+        brackets.append(Bracket(row_start, low, high))
+    return brackets
+
+
+Span = tuple[int, int]
+
+
+def _paired(rows: Sequence[Span], stamps: Sequence[Span]) -> list[tuple[Span, Span]]:
+    """Pair rows and stamps by the one offset under which most of them fall together."""
+    best: list[tuple[Span, Span]] = []
+    for row in rows:
+        for stamp in stamps:
+            offset = stamp[0] - row[0]
+            pairs = [
+                (other, near)
+                for other in rows
+                if abs((near := min(stamps, key=lambda one: abs(one[0] - other[0] - offset)))[0] - other[0] - offset)
+                <= TOGETHER_NS
+            ]
+            if len(pairs) > len(best):
+                best = pairs
+    return best if len(best) >= min(2, len(rows), len(stamps)) else []
+
+
+def _idle(length_ns: int) -> None:
+    until = time.perf_counter_ns() + length_ns
+    while time.perf_counter_ns() < until:
+        pass
