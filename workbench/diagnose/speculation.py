@@ -69,7 +69,7 @@ WHERE a.variant = ? AND b.variant = ? AND a.run_pass = 'clean' AND b.run_pass = 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How many of ``compared`` outputs equal plain decoding's, token for token."""
+    """How many of ``compared`` outputs equal those of ``baseline`` (plain decoding, mostly), token for token."""
 
     baseline: str
     compared: int
@@ -92,8 +92,13 @@ def identity_to_plain(bundle: Bundle, variant: str) -> Identity | None:
     name = plain_twin(bundle, variant)
     if name is None:
         return None
-    row = bundle.query(_SAME, [variant, name]).to_pylist()[0]
-    return Identity(name, row["compared"], row["same"])
+    return compare_outputs(bundle, variant, name)
+
+
+def compare_outputs(bundle: Bundle, variant: str, baseline: str) -> Identity:
+    """Compare the finished clean outputs of two variants, prompt by prompt."""
+    row = bundle.query(_SAME, [variant, baseline]).to_pylist()[0]
+    return Identity(baseline, row["compared"], row["same"])
 
 
 def plain_twin(bundle: Bundle, variant: str) -> str | None:
@@ -140,14 +145,14 @@ WHERE variant = ? AND run_pass = 'clean' AND NOT warmup GROUP BY prompt_id HAVIN
 """
 
 
-def break_even(bundle: Bundle, variant: str) -> BreakEven | None:
-    """Compare ``variant`` with its plain twin; None where it has none or they share no finished prompt of which every
-    step says what it committed.
+def break_even(bundle: Bundle, variant: str, baseline: str | None = None) -> BreakEven | None:
+    """Compare ``variant`` with ``baseline``, by default its plain twin; None where it has none or they share no
+    finished prompt of which every step says what it committed.
 
     Intervals are 95 %, a jackknife over the prompts on the logarithm, so a slow stretch of the machine that fell on
     some prompts widens them. No interval with fewer than two prompts.
     """
-    baseline = plain_twin(bundle, variant)
+    baseline = baseline or plain_twin(bundle, variant)
     if baseline is None:
         return None
     own_rows, plain_rows = (
