@@ -133,6 +133,7 @@ def test_the_causes_of_any_steps_add_up_to_their_wall_time(
     floor = Floor(target, draft, target * share // 100, rate, "", "modelled")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.diagnose.accounting.busy_share", lambda bundle, variant: busy)
+        patch.setattr("workbench.diagnose.accounting.load_split", lambda *_: None)
         for used in (floor, None):
             found = account(None, "v", steps, used)  # type: ignore[arg-type]
             assert sum(cause.total_ns for cause in found.causes) == found.wall_ns == int(steps.wall.sum())

@@ -5,14 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from workbench.diagnose.accounting import Accounting, account
+from workbench.diagnose.accounting import Accounting, account, account_split
 from workbench.diagnose.byte_model import ByteClass, byte_classes
 from workbench.diagnose.columns import Columns, load_columns
+from workbench.diagnose.device_split import Split
 from workbench.diagnose.floor import Floor, load_floor
+from workbench.diagnose.load_split import find_hardware, load_counters, load_split
 from workbench.diagnose.settings import UNKNOWN, variant_settings
+from workbench.diagnose.signals import LaneTime, StepCounters, lane_time
 from workbench.diagnose.steps import RunPass, Steps, load_steps
 from workbench.errors import InputError
-from workbench.hardware import Hardware, match_hardware
+from workbench.hardware import Hardware
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict, verdict
@@ -125,10 +128,23 @@ class Facts:
 
     @cached_property
     def hardware(self) -> Hardware | None:
-        """The description of the device, where its name is known."""
-        environment = self.bundle.manifest.environment
-        names = [self.device, str(self.bundle.manifest.device.get("name", "")), str(environment.get("gpu", ""))]
-        return next((found for name in names if (found := match_hardware(name))), None)
+        """The description of the GPU, where its name is known."""
+        return find_hardware(self.bundle)
+
+    @cached_property
+    def split(self) -> Split | None:
+        """Kernels and gaps of ``steps`` by evidence; None where no kernel was traced within a step."""
+        return load_split(self.bundle, self.variant, self.steps, self.floor, self.time_pass)
+
+    @cached_property
+    def step_counters(self) -> StepCounters:
+        """Hardware counters over the steps of the pass they were read in."""
+        return load_counters(self.bundle, self.variant, self.counters)
+
+    @cached_property
+    def lane_time(self) -> LaneTime | None:
+        """How CTAs of a persistent kernel spent their time; None without stamps."""
+        return lane_time(self.lanes)
 
     @cached_property
     def floor(self) -> Floor | None:
@@ -138,7 +154,7 @@ class Facts:
     @cached_property
     def accounting(self) -> Accounting:
         """Where the time of ``steps`` went."""
-        return account(self.bundle, self.variant, self.steps, self.floor)
+        return account_split(self.split) if self.split else account(self.bundle, self.variant, self.steps, self.floor)
 
     @cached_property
     def tokens(self) -> int | None:

@@ -51,11 +51,18 @@ SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
        CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
 FROM tensors WHERE variant = ?
 """
-_ROOF = "SELECT bytes_per_s, note FROM roofs WHERE device = ? AND tag = 'measured' AND bytes_per_s > 0"
+_ROOF = """
+SELECT bytes_per_s, note, tag FROM roofs WHERE device = ? AND bytes_per_s > 0
+AND (tag = 'measured' OR name = 'practical') ORDER BY tag = 'measured' DESC, bytes_per_s DESC
+"""
 
 
 def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
-    """Read the byte model of ``variant`` and the roof of ``device``; None where the bundle lacks either."""
+    """Read the byte model of ``variant`` and the roof of ``device``; None where the bundle lacks either.
+
+    The roof is the measured one; where nothing was measured (an ingested trace), what well-made kernels reach on the
+    device, and the floor is modelled.
+    """
     roofs = bundle.query(_ROOF, [device]).to_pylist()
     row = bundle.query(_SQL, [TensorClass.ROUTED_EXPERTS.value, variant]).to_pylist()[0]
     if not roofs or not row["target"]:
@@ -66,5 +73,5 @@ def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
         expert_bytes=int(row["experts"]),
         bytes_per_s=roofs[0]["bytes_per_s"],
         roof_note=roofs[0]["note"],
-        tag=row["tag"],
+        tag=row["tag"] if roofs[0]["tag"] == "measured" else "modelled",
     )

@@ -1,5 +1,7 @@
 """Interval arithmetic: how much of a window is covered, never counting anything twice."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from workbench.diagnose.steps import Ints
@@ -10,17 +12,23 @@ def union_within(starts: Ints, ends: Ints, windows_start: Ints, windows_end: Int
 
     Windows must be sorted and must not overlap; intervals may, in any order. Integers throughout, so sums are exact.
     """
+    until = coverage(starts, ends)
+    return until(windows_end) - until(windows_start)
+
+
+def coverage(starts: Ints, ends: Ints) -> Callable[[Ints], Ints]:
+    """Return the function that says how much of the union of all [start, end) lies before each of some moments."""
     starts, ends = merge(starts, ends)
-    if not len(starts):
-        return np.zeros(len(windows_start), dtype=np.int64)
     covered = np.concatenate(([0], np.cumsum(ends - starts)))
 
     def until(moment: Ints) -> Ints:
+        if not len(starts):
+            return np.zeros(len(moment), dtype=np.int64)
         index = np.searchsorted(starts, moment, side="right")
         partial = np.where(index > 0, np.minimum(moment, ends[index - 1]) - starts[index - 1], 0)
         return covered[np.maximum(index - 1, 0)] + partial
 
-    return until(windows_end) - until(windows_start)
+    return until
 
 
 def merge(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:

@@ -1,0 +1,162 @@
+"""What kernels cost beyond the floor, split by the evidence there is; without evidence it stays ``compute``.
+
+In this order, for what is left of a kernel class after its share of the floor:
+
+1. by what it is for: collectives, copies, sampling, quantisation ahead of a product, kernels too short to stream;
+2. bytes measured beyond the byte model, over the roof (``over-fetch``);
+3. CTAs on fewer SMs than the device has (``under-fill``), an incomplete last wave (``tail``);
+4. local memory of a thread (``spill``): what is left of the class, for the binary does not tell how often it is read;
+5. instruction pipes busy while memory is not, or four-bit weights without a better reason (``instruction-bound``);
+6. waits between CTAs that stamps inside the kernel show (``barrier-wait``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workbench.diagnose.kernel_classes import SPILL_BYTES, KernelClass
+from workbench.diagnose.numbers import parts_that_add_up
+from workbench.diagnose.signals import LaneTime, StepCounters
+from workbench.quantity import Tag
+
+SMALL_NS = 3_000
+"""A launch shorter than this is too short to stream: its time is ramp, tail and the latency of one round trip."""
+
+OVER_FETCH = 0.03
+"""Share of the modelled bytes from which measured bytes count as too many: the model's own error."""
+
+BUSY_PIPES = 0.5
+IDLE_MEMORY = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A part of the trusted steps' time. ``ns`` is over all of them; ``low_ns`` and ``high_ns`` bound it where it is
+    known less well. ``source``: the kernel class, empty for gaps and phases. ``ids``: kernel ids."""
+
+    cause: str
+    ns: int
+    tag: Tag
+    note: str
+    source: str = ""
+    ids: tuple[int, ...] = ()
+    low_ns: int | None = None
+    high_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the split goes by. ``floor_bytes`` and ``bytes_per_s``: of the target, a step; 0 where not known."""
+
+    sms: int
+    counters: StepCounters
+    lanes: LaneTime | None
+    floor_bytes: float
+    bytes_per_s: int
+    steps: int
+
+
+def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evidence) -> list[Loss]:
+    """Split the kernels of the verify forward; the sum of all losses, floor included, is the sum of the classes."""
+    streams = [one for one in classes if _streams(one)]
+    others = [one for one in classes if not _streams(one)]
+    losses = [_other(one, evidence) for one in others]
+    total = sum(one.ns for one in streams)
+    floor_ns = min(floor_ns, total)
+    losses += [Loss("floor", floor_ns, "estimated", "the kernels that stream take it, each by its time")]
+    shares = parts_that_add_up([one.ns for one in streams], floor_ns)
+    left = [one.ns - share for one, share in zip(streams, shares, strict=True)]
+    copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch")
+    taken, note = _over_fetch(evidence, copied, sum(left))
+    for one, rest, fetched in zip(streams, left, parts_that_add_up(left, taken), strict=True):
+        if fetched:
+            losses.append(Loss("over-fetch", fetched, "measured", note, one.name, one.ids))
+        losses += _product(one, rest - fetched, evidence)
+    return [loss for loss in losses if loss.ns or loss.cause == "floor"]
+
+
+def _streams(one: KernelClass) -> bool:
+    return one.kind == "product" and not one.last and one.each_ns >= SMALL_NS
+
+
+def _other(one: KernelClass, evidence: Evidence) -> Loss:
+    """Return what a class that streams nothing costs: all of it."""
+    each = f"{one.per_step:.3g} a step, {one.each_ns / 1e3:.2f} us each"
+    loss = _by_kind(one, each)
+    if loss is not None:
+        return loss
+    if one.each_ns < SMALL_NS:
+        return Loss("small-kernels", one.ns, "estimated", each, one.name, one.ids)
+    fill = one.fill(evidence.sms)
+    if fill is not None and fill < 0.5:
+        note = f"{one.ctas} CTAs on {evidence.sms} SMs, {each}"
+        return Loss("under-fill", one.ns, "estimated", note, one.name, one.ids, round(one.ns * (1 - fill)), one.ns)
+    return Loss("compute", one.ns, "estimated", f"{each}; streams no weights", one.name, one.ids)
+
+
+def _by_kind(one: KernelClass, each: str) -> Loss | None:
+    by_kind = {
+        "collective": ("collective", each),
+        "host-copy": ("cpu-sync", f"copies between host and device, {each}"),
+        "device-copy": ("over-fetch", f"copies that no byte model holds, {each}"),
+    }
+    if one.kind in by_kind and not (one.kind == "device-copy" and one.each_ns < SMALL_NS):
+        cause, note = by_kind[one.kind]
+        return Loss(cause, one.ns, "estimated", note, one.name, one.ids)
+    if one.kind == "sampling" or one.last:
+        return Loss("verify-and-sampling", one.ns, "estimated", f"after the last product, {each}", one.name, one.ids)
+    if one.kind == "quantise" and one.feeds_product:
+        note = f"a product waits for it, {each}"
+        return Loss("serialised", one.ns, "estimated", note, one.name, one.ids)
+    return None
+
+
+def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, str]:
+    """Return how much of the products' time goes to bytes beyond the model, and what that rests on."""
+    measured = evidence.counters.read_bytes
+    if measured is None or not evidence.floor_bytes or not evidence.bytes_per_s:
+        return 0, ""
+    excess = measured - evidence.floor_bytes
+    if excess < OVER_FETCH * evidence.floor_bytes:
+        return 0, ""
+    ns = round(excess * evidence.steps * 1e9 / evidence.bytes_per_s) - copied
+    note = f"{measured / 1e9:.3f} GB read a step, the model has {evidence.floor_bytes / 1e9:.3f}"
+    return max(0, min(ns, most)), note
+
+
+def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
+    """Split what is left of one streaming class."""
+    losses: list[Loss] = []
+
+    def take(cause: str, most: float, note: str, high: int | None = None) -> None:
+        nonlocal rest
+        ns = max(0, min(rest, round(most)))
+        if ns:
+            high = None if high is None else max(ns, min(high, rest))
+            low = None if high is None else min(ns, round(ns * 0.5))
+            losses.append(Loss(cause, ns, "estimated", note, one.name, one.ids, low, high))
+            rest -= ns
+
+    fill = one.fill(evidence.sms)
+    if fill is not None and fill < 1:
+        take("under-fill", one.ns * (1 - fill), f"{one.ctas} CTAs on {evidence.sms} SMs", rest)
+    if one.spill_bytes >= SPILL_BYTES:
+        note = f"{one.spill_bytes} B of local memory a thread, {one.registers} registers; spilled, or an array"
+        take("spill", rest, note, rest)
+    share = one.tail_share()
+    waves = one.waves()
+    if share and waves is not None:
+        take("tail", one.ns * share, f"{one.ctas} CTAs are {waves:.2f} waves of {one.slots}", round(one.ns * share))
+    lanes = evidence.lanes
+    if lanes is not None and one.per_step <= 2:
+        take("barrier-wait", one.ns * lanes.wait_share, f"a CTA waits {lanes.wait_share:.1%} of the kernel (stamps)")
+    issue, rate = evidence.counters.issue, evidence.counters.read_rate
+    if issue is not None:
+        idle = rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s
+        if issue >= BUSY_PIPES and idle:
+            take("instruction-bound", rest, f"instruction pipes {issue:.0%} busy while memory is not", rest)
+    elif one.four_bit:
+        note = "four-bit weights are decoded by integer instructions; no counter confirms it"
+        take("instruction-bound", rest, note, rest)
+    if rest:
+        losses.append(Loss("compute", rest, "estimated", "beyond the floor; no evidence why", one.name, one.ids))
+    return losses

@@ -1,0 +1,64 @@
+"""Reading what ``device_split`` needs from a bundle."""
+
+from workbench.diagnose.columns import Columns, load_columns
+from workbench.diagnose.device_split import Split, split
+from workbench.diagnose.floor import Floor
+from workbench.diagnose.signals import MIN_SAMPLES, StepCounters, lane_time, step_counters
+from workbench.diagnose.steps import RunPass, Steps, load_steps
+from workbench.diagnose.timeline import build_timeline
+from workbench.hardware import Hardware, match_hardware
+from workbench.trace.bundle import Bundle
+
+PROFILED: tuple[RunPass, ...] = ("traced",)
+"""The pass whose steps kernels were recorded in."""
+
+SAMPLED: tuple[RunPass, ...] = ("sampled", "clean", "laned", "traced")
+"""Passes in the order in which counters are looked for."""
+
+
+def load_split(bundle: Bundle, variant: str, steps: Steps, floor: Floor | None, run_pass: RunPass) -> Split | None:
+    """Return the split of ``steps``; None where the trace holds no kernel within a traced step."""
+    if not len(steps) or not bundle.rows("kernels"):
+        return None
+    own = run_pass in PROFILED
+    traced = steps if own else load_steps(bundle, variant, PROFILED[0])
+    timeline = build_timeline(load_columns(bundle, "kernels", variant), traced)
+    if timeline is None or (own and len(timeline.steps) < len(steps)):
+        return None
+    return split(
+        timeline,
+        load_columns(bundle, "host", variant),
+        load_columns(bundle, "syncs", variant),
+        load_columns(bundle, "static", variant),
+        steps,
+        floor,
+        hardware=find_hardware(bundle),
+        counters=load_counters(bundle, variant, load_columns(bundle, "counters", variant)),
+        lanes=lane_time(load_columns(bundle, "lanes", variant)),
+        traced_only=own,
+        host_in_verify=bundle.manifest.source != "run",
+    )
+
+
+def load_counters(bundle: Bundle, variant: str, counters: Columns) -> StepCounters:
+    """Return what the counters say of the pass that they were read in."""
+    found = StepCounters(None, None, None, 0, 0)
+    if not len(counters):
+        return found
+    for run_pass in SAMPLED:
+        found = step_counters(counters, load_steps(bundle, variant, run_pass))
+        if found.samples >= MIN_SAMPLES or found.issue is not None:
+            break
+    return found
+
+
+def find_hardware(bundle: Bundle) -> Hardware | None:
+    """Return the description of the bundle's GPU, by the name in its device, environment or roofs."""
+    manifest = bundle.manifest
+    names = [str(manifest.device.get("name", ""))]
+    gpus = manifest.environment.get("gpus")
+    names += [str(gpu.get("name", "")) for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    if any(device in names[0].lower() for device in ("cpu",)):
+        return None
+    names += [str(row["note"]) for row in bundle.table("roofs").to_pylist()]
+    return next((found for name in names if (found := match_hardware(name))), None)
