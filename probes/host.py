@@ -1,6 +1,7 @@
 """Host operators by torch.profiler (Kineto): every ATen call of the traced steps, on the runner's clock."""
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
@@ -40,7 +41,7 @@ class HostProbe:
         """Start the profiler on CPU activity only, without stacks or shapes: both inflate the gaps being measured."""
         from torch.profiler import ProfilerActivity, profile
 
-        self._profiler = profile(activities=[ProfilerActivity.CPU])
+        self._profiler = profile(activities=[ProfilerActivity.CPU], acc_events=True)
         self._profiler.__enter__()
         self._mark()
 
@@ -63,10 +64,7 @@ class HostProbe:
         return Capture({"host": nested}, offset, residual)
 
     def _mark(self) -> None:
-        for _ in range(MARKS):
-            before = time.perf_counter_ns()
-            with self.annotate(MARKER):
-                self._brackets.append((before, time.perf_counter_ns()))
+        self._brackets += take_marks(self.annotate)
 
     def _offset(self, starts: list[int]) -> tuple[int, int]:
         """Return (offset, residual) from the markers' start times, sorted, and their brackets."""
@@ -80,6 +78,16 @@ class HostProbe:
         """Return (offset, half width) of the narrowest bracket."""
         (before, after), start = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
         return (before + after) // 2 - start, (after - before + 1) // 2
+
+
+def take_marks(annotate: Callable[[str], AbstractContextManager[object]]) -> list[tuple[int, int]]:
+    """Open MARKS spans called MARKER; return our clock's readings before and after each was opened."""
+    readings = []
+    for _ in range(MARKS):
+        before = time.perf_counter_ns()
+        with annotate(MARKER):
+            readings.append((before, time.perf_counter_ns()))
+    return readings
 
 
 def _row(event: Any, offset: int) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from workbench.errors import UnfitError
 from workbench.probes.protocol import Missing
 from workbench.trace.clocks import Bracket, Fit, fit
 
-STAMP = "stamp"
-PULSE = "pulse"
-KERNELS = frozenset({STAMP, PULSE, "edge", "echo"})
+STAMP = "clock_stamp"
+KERNELS = frozenset({STAMP, "clock_edge", "clock_pulse", "clock_echo"})
 """Names of the marker kernels, as an instrument sees them."""
 
 ROUNDS = 32
@@ -107,9 +106,9 @@ class Marker:
 
     def stamp(self) -> None:
         """Enqueue a stamp."""
-        from workbench.probes.marker_kernels import stamp
+        from workbench.probes.marker_kernels import clock_stamp
 
-        stamp[(1,)](self._slots(1), num_warps=1)
+        clock_stamp[(1,)](self._slots(1), num_warps=1)
 
     def marks(self, *, last: bool = False) -> None:
         """Enqueue one stamp after another, with pauses by which both ends of a capture are told apart."""
@@ -124,10 +123,10 @@ class Marker:
 
     def pulse(self, length_ns: int = PULSE_NS) -> tuple[int, int]:
         """Keep all SMs busy for ``length_ns``; return (start, end) by ``%globaltimer``, means over SMs. Waits."""
-        from workbench.probes.marker_kernels import pulse
+        from workbench.probes.marker_kernels import clock_pulse
 
         before = self._taken
-        pulse[(self._sms,)](self._slots(self._sms), length_ns, num_warps=1)
+        clock_pulse[(self._sms,)](self._slots(self._sms), length_ns, num_warps=1)
         rows = self._out[before : self._taken].tolist()
         self._taken = before
         return sum(row[0] for row in rows) // len(rows), sum(row[1] for row in rows) // len(rows)
@@ -145,7 +144,7 @@ class Marker:
         """Place a CUDA event on the host's clock, between two stamps that are queued around it. Waits."""
         import torch
 
-        from workbench.probes.marker_kernels import edge, pulse
+        from workbench.probes.marker_kernels import clock_edge, clock_pulse
 
         placed = self.clock()
         best: EventAnchor | None = None
@@ -153,10 +152,10 @@ class Marker:
             make: Any = torch.cuda.Event  # untyped in torch
             event = make(enable_timing=True)
             first = self._taken
-            pulse[(1,)](self._slots(1), QUEUE_NS, num_warps=1)
-            edge[(1,)](self._slots(1), num_warps=1)
+            clock_pulse[(1,)](self._slots(1), QUEUE_NS, num_warps=1)
+            clock_edge[(1,)](self._slots(1), num_warps=1)
             event.record(torch.cuda.current_stream(self._device))
-            edge[(1,)](self._slots(1), num_warps=1)
+            clock_edge[(1,)](self._slots(1), num_warps=1)
             (_, low), (high, _) = self._out[first + 1 : first + 3].tolist()
             self._taken = first
             half = (high - low + 1) // 2
@@ -174,13 +173,13 @@ class Marker:
     def _echo(self) -> list[Bracket]:
         import torch
 
-        from workbench.probes.marker_kernels import echo
+        from workbench.probes.marker_kernels import clock_echo
 
         # A line each, so that neither side's writes disturb the other's reads.
         shared = torch.zeros(16 + ROUNDS, dtype=torch.int64, pin_memory=True)
         request = ctypes.c_int64.from_address(shared.data_ptr())
         replies = (ctypes.c_int64 * ROUNDS).from_address(shared.data_ptr() + 128)
-        echo[(1,)](shared, shared[16:], ROUNDS, ROUND_TIMEOUT_NS * 4, num_warps=1)
+        clock_echo[(1,)](shared, shared[16:], ROUNDS, ROUND_TIMEOUT_NS * 4, num_warps=1)
         now = time.perf_counter_ns
         brackets = []
         deadline = now() + ROUND_TIMEOUT_NS
@@ -200,13 +199,13 @@ class Marker:
         """Brackets from launching a kernel and waiting for it: both ends are several microseconds from it."""
         import torch
 
-        from workbench.probes.marker_kernels import edge
+        from workbench.probes.marker_kernels import clock_edge
 
         brackets = []
         for _ in range(ROUNDS):
             first = self._taken
             low = time.perf_counter_ns()
-            edge[(1,)](self._slots(1), num_warps=1)
+            clock_edge[(1,)](self._slots(1), num_warps=1)
             torch.cuda.synchronize(self._device)
             high = time.perf_counter_ns()
             ((start, end),) = self._out[first : first + 1].tolist()

@@ -10,21 +10,21 @@ from triton.language.extra.cuda import globaltimer
 
 
 @triton.jit
-def stamp(out):  # type: ignore[no-untyped-def]
+def clock_stamp(out):  # type: ignore[no-untyped-def]
     """Store ``%globaltimer`` twice: out int64 [2], when the kernel starts and just before it ends. One program."""
     tl.store(out, globaltimer())
     tl.store(out + 1, globaltimer())
 
 
 @triton.jit
-def edge(out):  # type: ignore[no-untyped-def]
-    """As ``stamp``, under another name: instruments tell the stamps of their own capture by theirs."""
+def clock_edge(out):  # type: ignore[no-untyped-def]
+    """As ``clock_stamp``, under another name: instruments tell the stamps of their own capture by theirs."""
     tl.store(out, globaltimer())
     tl.store(out + 1, globaltimer())
 
 
 @triton.jit
-def pulse(out, length_ns):  # type: ignore[no-untyped-def]
+def clock_pulse(out, length_ns):  # type: ignore[no-untyped-def]
     """Keep one program an SM busy for ``length_ns``: out int64 [programs, 2], start and end of each."""
     program = tl.program_id(0)
     start = globaltimer()
@@ -36,7 +36,7 @@ def pulse(out, length_ns):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def echo(request, reply, count, limit_ns):  # type: ignore[no-untyped-def]
+def clock_echo(request, reply, count, limit_ns):  # type: ignore[no-untyped-def]
     """Answer the host: when ``request`` (host memory, int64 [1]) exceeds i, store ``%globaltimer`` in ``reply[i]``.
 
     ``reply``: host memory, int64 [count]. Ends after ``count`` answers, or after ``limit_ns`` whatever happens, so that

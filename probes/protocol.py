@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from workbench.trace.clocks import Fit
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -30,7 +32,8 @@ class Capture:
     step, phase). Times are on the runner's clock: ``offset_ns`` was added to the instrument's own, and spans closer
     than ``residual_ns`` have no order. ``losses`` are rows of the table of that name without variant and probe.
     ``columns`` holds, by table name, what is too long to go row by row (an Arrow table for
-    ``BundleWriter.append_table``), without the same columns.
+    ``BundleWriter.append_table``), without the same columns. ``clocks``: how each clock of the instrument was placed,
+    by its name, where it has several or drifts; else offset and residual say it.
     """
 
     tables: Mapping[str, Rows]
@@ -39,6 +42,7 @@ class Capture:
     missing: Sequence[Missing] = field(default_factory=tuple)
     losses: Rows = field(default_factory=tuple)
     columns: Mapping[str, "pa.Table"] = field(default_factory=dict)
+    clocks: Mapping[str, "Fit"] = field(default_factory=dict)
 
 
 class Probe(Protocol):
