@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def test_bins_hold_the_extremes_of_what_touches_them(
         value.append(one)
     edges = np.unique(np.linspace(begin, begin + max(length, bins), bins + 1).astype(np.int64))
     made = Samples(np.array(start, np.int64), np.array(end, np.int64), np.array(value)).bins(edges)
-    for index, (left, right) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for index, (left, right) in enumerate(pairwise(edges)):
         touching = [
             one
             for first, last, one in zip(start, end, value, strict=True)

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,7 +39,7 @@ def test_bins_are_what_counting_by_hand_gives(rows: Pairs, window: tuple[int, in
     edges = _edges(window)
     made = _made(rows).bins(edges)
     pairs = [(start, start + length) for start, length in rows]
-    for index, (begin, stop) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for index, (begin, stop) in enumerate(pairwise(edges)):
         covered = np.zeros(stop - begin, bool)
         for start, end in pairs:
             covered[max(start - begin, 0) : max(end - begin, 0)] = True

@@ -1,0 +1,318 @@
+"""One window of a timeline as a plotly figure: a row a track on one time axis, SVG only.
+
+WebGL traces compile their shaders from strings, which the page's content security policy refuses; a window holds few
+enough marks for SVG. Times on the axis are ns since the run began, so that they stay exact as floating point numbers.
+"""
+
+import math
+import zlib
+from typing import Any
+
+import numpy as np
+
+from workbench.diagnose.numbers import significant
+from workbench.reports.labels import figure_text, visible
+from workbench.reports.palette import CAUSES, VARIANTS
+from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline
+from workbench.timeline.window import Band, Binned, Each, Gaps, Row, Values, Window
+
+Figure = dict[str, Any]
+
+LABEL_PIXELS = 18
+SPAN_PIXELS, LANE_PIXELS, GRAPH_PIXELS = 24, 15, 56
+AXIS_PIXELS = 60
+PHASES = {"draft": CAUSES["draft"], "forward": CAUSES["compute"], "verify": CAUSES["verify-and-sampling"]}
+PASSES = {
+    "clean step": CAUSES["floor"],
+    "sampled step": CAUSES["instruction-bound"],
+    "laned step": CAUSES["serialised"],
+    "traced step": CAUSES["host-bound"],
+}
+GAP, WAIT, SPILL, SAMPLE = CAUSES["launch-gap"], CAUSES["cpu-sync"], CAUSES["spill"], VARIANTS[0]
+UNITS = (("s", 9), ("ms", 6), ("µs", 3), ("ns", 0))
+NAMES = (*VARIANTS, "#4a8fd0", "#7f8c2b", "#8a5f4a", "#5a63b8")
+
+
+def duration_text(ns: float) -> str:
+    """Return a time with the unit that fits: ``12.40 µs``."""
+    for unit, power in UNITS:
+        if abs(ns) >= 10**power:
+            return f"{significant(ns / 10**power)} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def timeline_figure(timeline: Timeline, window: Window, selected: tuple[int, int] | None = None) -> Figure:
+    """Return the figure of ``window``. ``selected``: start and end in ns of what to point at."""
+    zero = timeline.start_ns
+    heights = [_height(row) for row in window.rows]
+    total = sum(heights) + LABEL_PIXELS * len(heights)
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "height": total + AXIS_PIXELS,
+        "margin": {"l": 12, "r": 12, "t": 4, "b": 48},
+        "barmode": "overlay",
+        "bargap": 0,
+        "showlegend": False,
+        "hovermode": "closest",
+        "dragmode": "zoom",
+        "xaxis": _time_axis(window, zero),
+        "annotations": [],
+        "shapes": [],
+    }
+    top = 0
+    for index, (row, height) in enumerate(zip(window.rows, heights, strict=True)):
+        name = "y" if index == 0 else f"y{index + 1}"
+        upper = 1 - (top + LABEL_PIXELS) / total
+        lower = 1 - (top + LABEL_PIXELS + height) / total
+        traces, axis, remark = _row(row, zero)
+        data += [trace | {"yaxis": name, "xaxis": "x"} for trace in traces]
+        layout[f"yaxis{index + 1 if index else ''}"] = {
+            "domain": [max(0.0, lower), min(1.0, upper)],
+            "fixedrange": True,
+            "showgrid": False,
+            "zeroline": False,
+            "automargin": False,
+            "anchor": "x",
+        } | axis
+        layout["annotations"].append(_label(row, remark, upper))
+        top += LABEL_PIXELS + height
+    if selected:
+        layout["shapes"].append(_pointer(selected, zero))
+    return {"data": data, "layout": layout}
+
+
+def _height(row: Row) -> int:
+    content = row.content
+    if isinstance(content, Each):
+        return SPAN_PIXELS if not row_is_nested(row) else LANE_PIXELS * (int(content.depth.max(initial=0)) + 1)
+    return SPAN_PIXELS if isinstance(content, Gaps) else GRAPH_PIXELS
+
+
+def row_is_nested(row: Row) -> bool:
+    """Return whether the row's spans are drawn on several lanes."""
+    return isinstance(row.track, SpanTrack) and row.track.nested
+
+
+def _label(row: Row, remark: str, upper: float) -> dict[str, Any]:
+    text = f"{figure_text(visible(row.track.label, 60))}  {remark}".strip()
+    return {
+        "xref": "paper",
+        "yref": "paper",
+        "x": 0,
+        "y": upper,
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "text": text,
+        "showarrow": False,
+        "font": {"size": 11},
+    }
+
+
+def _pointer(selected: tuple[int, int], zero: int) -> dict[str, Any]:
+    return {
+        "type": "rect",
+        "xref": "x",
+        "yref": "paper",
+        "x0": selected[0] - zero,
+        "x1": selected[1] - zero,
+        "y0": 0,
+        "y1": 1,
+        "fillcolor": "rgba(208,112,46,0.18)",
+        "line": {"width": 1, "color": CAUSES["host-bound"]},
+    }
+
+
+def _time_axis(window: Window, zero: int) -> dict[str, Any]:
+    """Return the axis with ticks counted from the window's left edge, in the unit that fits its width."""
+    begin, end = window.start_ns - zero, window.end_ns - zero
+    width = end - begin
+    unit, power = next(((unit, power) for unit, power in UNITS if width >= 2 * 10**power), UNITS[-1])
+    raw = width / 6
+    magnitude = 10 ** math.floor(math.log10(raw))
+    step = max(1, round(next(factor for factor in (1, 2, 5, 10) if factor * magnitude >= raw) * magnitude))
+    ticks = list(range(0, width + 1, step))
+    decimals = max(0, power - math.floor(math.log10(step)))
+    title = f"{unit} from {(begin / 1e9):,.9f} s after the run began; the window is {duration_text(width)} wide"
+    return {
+        "range": [begin, end],
+        "tickvals": [begin + tick for tick in ticks],
+        "ticktext": [f"{tick / 10**power:,.{decimals}f}" for tick in ticks],
+        "title": {"text": title, "font": {"size": 11}},
+        "showgrid": True,
+        "zeroline": False,
+        "automargin": False,
+    }
+
+
+Drawn = tuple[list[dict[str, Any]], dict[str, Any], str]
+"""Traces, settings of the y axis, and a remark beside the label."""
+
+_NO_TICKS: dict[str, Any] = {"showticklabels": False, "range": [0, 1]}
+
+
+def _row(row: Row, zero: int) -> Drawn:
+    content = row.content
+    if isinstance(row.track, SampleTrack):
+        return _samples(row.track, content, zero)
+    if isinstance(content, Each):
+        return _each(row.track, content, zero)
+    if isinstance(content, Gaps):
+        return _gaps(content, zero)
+    if isinstance(content, Binned):
+        return _binned_gaps(content, zero) if row.track.gaps else _busy(row.track, content, zero)
+    raise AssertionError(f"{row.track.key}: {type(content).__name__} is no content of a span track")
+
+
+def _colour(track: SpanTrack, name: str) -> str:
+    if track.key == "steps":
+        return PASSES.get(name, NAMES[0])
+    if track.key == "phases":
+        return PHASES.get(name, NAMES[0])
+    if track.group == "waits":
+        return WAIT
+    if track.key == "spills":
+        return SPILL
+    return NAMES[zlib.crc32(name.encode("utf-8", "replace")) % len(NAMES)]
+
+
+def _each(track: SpanTrack, content: Each, zero: int) -> Drawn:
+    names = [track.names[code] if code < len(track.names) else "" for code in content.codes.tolist()]
+    colours = [_colour(track, name) for name in names]
+    lengths = (content.end - content.start).tolist()
+    deepest = int(content.depth.max(initial=0)) if track.nested else 0
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "base": (content.start - zero).tolist(),
+        "x": lengths,
+        "y": content.depth.tolist() if track.nested else [0] * len(lengths),
+        "width": 0.86,
+        # A border of its own colour, or a span thinner than a pixel would not be seen.
+        "marker": {"color": colours, "line": {"color": colours, "width": 1}},
+        "customdata": [[track.table, key] for key in content.ids.tolist()],
+        "hovertext": [
+            f"{figure_text(visible(name, 90))}<br>{duration_text(length)}"
+            for name, length in zip(names, lengths, strict=True)
+        ],
+        "hoverinfo": "text",
+    }
+    remark = f"({content.hidden:,} inner calls not drawn)" if content.hidden else ""
+    return [trace], {"showticklabels": False, "range": [deepest + 0.5, -0.5]}, remark
+
+
+def _gaps(content: Gaps, zero: int) -> Drawn:
+    lengths = (content.end - content.start).tolist()
+    trace = {
+        "type": "bar",
+        "orientation": "h",
+        "base": (content.start - zero).tolist(),
+        "x": lengths,
+        "y": [0] * len(lengths),
+        "width": 0.86,
+        "marker": {"color": GAP, "line": {"color": GAP, "width": 1}},
+        "customdata": [["gap", start] for start in content.start.tolist()],
+        "hovertext": [f"nothing ran for {duration_text(length)}" for length in lengths],
+        "hoverinfo": "text",
+    }
+    longest = f"longest {duration_text(max(lengths))}" if lengths else "none"
+    return [trace], {"showticklabels": False, "range": [0.5, -0.5]}, f"({longest})"
+
+
+def _filled(x: list[int], y: list[float], colour: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "line": {"shape": "hv", "width": 1, "color": colour},
+        "fill": "tozeroy",
+        "fillcolor": _faint(colour),
+    }
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.35)"
+
+
+def _busy(track: SpanTrack, content: Binned, zero: int) -> Drawn:
+    bins, edges = content.bins, content.edges - zero
+    share = bins.busy_ns / np.diff(content.edges)
+    colour = WAIT if track.group == "waits" else SPILL if track.key == "spills" else NAMES[0]
+    trace = _filled(edges.tolist(), [*share.tolist(), float(share[-1])], colour) | {
+        "customdata": np.stack([bins.started, bins.longest_ns / 1e9], axis=1).tolist(),
+        "hovertemplate": "%{y:.1%} busy<br>%{customdata[0]:,} begin here<br>"
+        "longest: %{customdata[1]:.4s}s<extra></extra>",
+    }
+    remark = f"(share of time, {int(bins.started.sum()):,} spans)"
+    return [trace], {"range": [0, 1.05], "showticklabels": False, "zeroline": True}, remark
+
+
+def _binned_gaps(content: Binned, zero: int) -> Drawn:
+    gap = content.bins.gap_ns
+    # Logarithmic, by hand: a bin without a gap has no logarithm.
+    y = np.log10(np.maximum(gap, 1))
+    trace = _filled((content.edges - zero).tolist(), [*y.tolist(), float(y[-1])], GAP) | {
+        "customdata": (gap / 1e9).tolist(),
+        "hovertemplate": "longest gap: %{customdata:.4s}s<extra></extra>",
+    }
+    top = max(float(y.max()), 4.0)
+    marks = [power for power in (3, 6, 9) if power <= top]
+    axis = {
+        "range": [2, top * 1.04],
+        "tickvals": marks,
+        "ticktext": [{3: "1 µs", 6: "1 ms", 9: "1 s"}[power] for power in marks],
+        "ticklabelposition": "inside",
+        "showgrid": True,
+        "tickfont": {"size": 9},
+    }
+    return [trace], axis, f"(longest in each bin, log; longest {duration_text(int(gap.max()))})"
+
+
+def _samples(track: SampleTrack, content: object, zero: int) -> Drawn:
+    unit = figure_text(visible(track.unit, 20))
+    axis = {
+        "rangemode": "tozero",
+        "nticks": 3,
+        "ticklabelposition": "inside",
+        "showgrid": True,
+        "tickfont": {"size": 9},
+    }
+    if isinstance(content, Values):
+        if not len(content.start):
+            return [], _NO_TICKS, f"({unit}; no sample here)"
+        instant = bool((content.end == content.start).all())
+        x = (content.start - zero).tolist()
+        y = content.value.tolist()
+        trace = {
+            "type": "scatter",
+            "mode": "lines+markers" if instant else "lines",
+            "marker": {"size": 4, "color": SAMPLE},
+            "x": x if instant else [*x, int(content.end[-1]) - zero],
+            "y": y if instant else [*y, y[-1]],
+            "line": {"shape": "hv", "width": 1.5, "color": SAMPLE},
+            "hovertemplate": f"%{{y:.4~g}} {unit}<extra></extra>",
+        }
+        return [trace], axis, f"({unit})"
+    if isinstance(content, Band):
+        if not len(content.start):
+            return [], _NO_TICKS, f"({unit}; no sample here)"
+        x = [*(content.start - zero).tolist(), int(content.end[-1]) - zero]
+        low, high = content.low.tolist(), content.high.tolist()
+        line = {"shape": "hv", "width": 0.8, "color": SAMPLE}
+        lower = {
+            "type": "scatter",
+            "mode": "lines",
+            "x": x,
+            "y": [*low, low[-1]],
+            "line": line,
+            "hovertemplate": f"least: %{{y:.4~g}} {unit}<extra></extra>",
+        }
+        upper = lower | {
+            "y": [*high, high[-1]],
+            "fill": "tonexty",
+            "fillcolor": _faint(SAMPLE),
+            "hovertemplate": f"greatest: %{{y:.4~g}} {unit}<extra></extra>",
+        }
+        return [lower, upper], axis, f"({unit}; least to greatest in each bin)"
+    raise AssertionError(f"{track.key}: {type(content).__name__} is no content of a counter")
