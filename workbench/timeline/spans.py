@@ -91,7 +91,7 @@ class Spans:
         return SpanBins(
             started=np.diff(starts),
             busy_ns=np.diff(covered),
-            # Between the first row that touches the bin and the last, one may end before it: it is shorter than the first.
+            # A row between the first that touches the bin and the last may end before it: it is shorter than the first.
             longest_ns=np.maximum(self._longest.over(touching, np.maximum(starts[1:], touching)), 0),
             gap_ns=np.maximum(self._gap.over(first, np.maximum(first, last)), 0),
             marked=np.diff(marked),

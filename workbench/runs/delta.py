@@ -1,0 +1,84 @@
+"""Two runs against each other, variant by variant: what changed in tok/s, and through which part of the step.
+
+ln(tok/s) = ln(accept length) - ln(step time), exactly; and the step time is the sum of its causes. One run a side has
+no noise estimate, so this says what is different, not whether it would be so again: ``workbench gate`` does.
+"""
+
+import math
+from dataclasses import dataclass
+
+from workbench.diagnose.summary import Diagnosis, VariantSummary
+
+
+@dataclass(frozen=True, slots=True)
+class CauseDelta:
+    """One cause in ns per step, before and after; 0 where a run does not have it."""
+
+    name: str
+    base_ns: float
+    head_ns: float
+
+    @property
+    def change_ns(self) -> float:
+        """What it takes more, or less."""
+        return self.head_ns - self.base_ns
+
+
+@dataclass(frozen=True, slots=True)
+class VariantDelta:
+    """One variant that both runs have. ``causes``: the largest change first; they add up to the change of the step.
+
+    ``log_speed`` = ``log_accept`` + ``log_step``: natural logarithms of head over base, above 0 it got faster.
+    """
+
+    base: VariantSummary
+    head: VariantSummary
+    log_accept: float
+    log_step: float
+    causes: tuple[CauseDelta, ...]
+
+    @property
+    def log_speed(self) -> float:
+        """ln(tok/s of head over base)."""
+        return self.log_accept + self.log_step
+
+
+@dataclass(frozen=True, slots=True)
+class RunDelta:
+    """Variants of two runs by name, and those that only one of them has."""
+
+    variants: tuple[VariantDelta, ...]
+    only_base: tuple[str, ...]
+    only_head: tuple[str, ...]
+
+
+def compare_runs(base: Diagnosis, head: Diagnosis) -> RunDelta:
+    """Return how ``head`` differs from ``base``."""
+    before = {variant.name: variant for variant in base.variants}
+    after = {variant.name: variant for variant in head.variants}
+    return RunDelta(
+        tuple(_variant(before[name], after[name]) for name in before if name in after),
+        tuple(name for name in before if name not in after),
+        tuple(name for name in after if name not in before),
+    )
+
+
+def _variant(base: VariantSummary, head: VariantSummary) -> VariantDelta:
+    base_step, head_step = (side.accounting.wall_ns / side.accounting.steps for side in (base, head))
+    base_tokens, head_tokens = (side.tokens / side.steps for side in (base, head))
+    times = [
+        {cause.name: cause.total_ns / side.accounting.steps for cause in side.accounting.causes}
+        for side in (base, head)
+    ]
+    causes = [CauseDelta(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in {**times[0], **times[1]}]
+    return VariantDelta(
+        base,
+        head,
+        _log_ratio(head_tokens, base_tokens),
+        -_log_ratio(head_step, base_step),
+        tuple(sorted(causes, key=lambda cause: (-abs(cause.change_ns), cause.name))),
+    )
+
+
+def _log_ratio(above: float, below: float) -> float:
+    return math.log(above / below) if above > 0 and below > 0 else math.nan
