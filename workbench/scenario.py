@@ -39,6 +39,10 @@ Fault = Literal[
     "unshared-head",
     "w4a8",
     "graph-break",
+    "busy-host",
+    "sleep-per-step",
+    "recompute-prefix",
+    "block-positions",
 ]
 """Mistakes that can be planted in an engine (workbench/decode/rungs/faults.py, docs/reference/rungs.md)."""
 
@@ -157,6 +161,20 @@ class Overrides(Section):
     instruments: Instruments | None = None
 
 
+class PlantedFault(Section):
+    """One fault of the planted-fault suite: where it is, and which finding names it. No run and no detector reads it."""
+
+    name: Name
+    family: Literal["kernel", "host", "graph", "bytes", "speculation", "data"]
+    cause: str = Field(description="what is wrong, in truth")
+    expect: list[str] = Field(min_length=1, description="ids of findings that name it; one of them must rank first")
+    variant: Name | None = Field(default=None, description="the variant it is planted in; default: the fault's name")
+    clean: Name | None = Field(default="clean", description="the same without it; none: no clean twin")
+    mutation: str | None = Field(default=None, description="data faults: what is done to a bundle's tables")
+    trace: str | None = Field(default=None, description="data faults: trace they are planted in, relative to the file")
+    whatif: Name | None = Field(default=None, description="accounting cause whose removal should give the clean tok/s")
+
+
 class ScenarioFile(Section):
     """A scenario of the decode workbench, as written in TOML."""
 
@@ -171,6 +189,7 @@ class ScenarioFile(Section):
     measure: Measure = Measure()
     instruments: Instruments = Instruments()
     matrix: list[Overrides] = Field(default=[], description="the variants; none: one variant with the scenario's name")
+    fault: list[PlantedFault] = Field(default=[], description="faults planted in the variants, for workbench faults")
 
 
 class Variant(Section):
@@ -223,6 +242,7 @@ class Scenario:
         self.name = document.name
         self.summary = document.summary
         self.source = source
+        self.faults = tuple(document.fault)
         self._variants = _resolve(document, source, folder)
 
     def variants(self) -> list[Variant]:
@@ -365,7 +385,7 @@ def _resolve(document: ScenarioFile, source: str, folder: Path) -> list[Variant]
         if entry.name in names:
             raise InputError(f"{source}: matrix[{index}].name: {entry.name!r} is taken", hint="name it differently")
         names.add(entry.name)
-        settings = document.model_dump(exclude={"name", "summary", "matrix"})
+        settings = document.model_dump(exclude={"name", "summary", "matrix", "fault"})
         changes = entry.model_dump(exclude_unset=True)
         if "model" in changes and ("preset" in changes["model"]) != ("shape" in changes["model"]):
             settings["model"] |= {"preset": None, "shape": None}

@@ -114,7 +114,8 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
                     f"{where}: drafter.kind: 'dflash' needs trained weights", hint="use kind = 'simulated'"
                 )
             model = load_dflash(target.spec, shipped_folder(), device=target.device, dtype=target.dtype)
-            return DFlashDrafter(target, model, depth=settings.depth)
+            stuck = "block-positions" in variant.engine.faults
+            return DFlashDrafter(target, model, depth=settings.depth, stuck_positions=stuck)
 
 
 def _acceptance(variant: Variant) -> SimulatedAcceptance:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.decode.drafters.protocol import Proposal
+from workbench.decode.drafters.protocol import Proposal, TargetFeatures
 from workbench.decode.drafters.simulated import SimulatedDrafter
 from workbench.decode.engine import Engine, SamplingRule, SequenceRecord
 from workbench.decode.model import Scores
+from workbench.decode.pipeline import build_pipeline
 from workbench.decode.rungs import expert_pass, fused, small_ops
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.build import build_rung, drafter_target
 from workbench.decode.rungs.faults import REGISTER_CAP, RUNGS_OF_FAULT, check_faults
-from workbench.decode.rungs.faulty import FaultyForward
+from workbench.decode.rungs.faulty import BUSY_NS, FaultyForward, RecomputingForward
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.plan import PLANS
 from workbench.decode.rungs.static import StaticForward
@@ -300,6 +302,8 @@ def test_draft_faults_leave_the_target_alone(models: Callable[..., Any]) -> None
         ("graph", "register-cap", "", "it compiles no kernels of its own"),
         ("graph", "kv-over-read", "", "it reads its whole cache slab as it is; use eager, fused"),
         ("persistent", "item-per-step", "", "its step is one launch that the host does not take part in"),
+        ("graph", "recompute-prefix", "", "its steps have fixed widths; use eager"),
+        ("eager", "block-positions", "", "needs drafter.kind 'dflash'"),
         ("eager", "tap-off-by-one", "", "needs drafter.kind 'dflash'"),
         ("eager", "unshared-head", "", "needs a drafter that reads a head; drafter.kind mtp or dflash"),
         ("eager", "unfused-sampling", 'sampling = { method = "sample" }', "needs sampling.method 'greedy'"),
@@ -326,3 +330,50 @@ def test_eager_forward_is_the_default(models: Callable[..., Any]) -> None:
     runner = build_rung(variant("eager"), held(models("gpt-oss"), "eager"), CAPACITY, None)
     assert isinstance(runner.forward, EagerForward)
     assert runner.verify is None
+
+
+def test_a_busy_and_a_sleeping_host_are_late_and_change_no_token(models: Callable[..., Any]) -> None:
+    model = models("gpt-oss")
+    clean, _ = decode(model, "eager")
+    for fault in ("busy-host", "sleep-per-step"):
+        tokens, engine = decode(model, "eager", fault)
+        assert tokens == clean
+        before, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        score(engine.forward, 1)
+        assert time.perf_counter_ns() - before >= BUSY_NS
+        if fault == "busy-host":
+            assert time.thread_time_ns() - cpu > BUSY_NS / 4, "it computes, where the machine lets it"
+
+
+def test_recomputing_the_prefix_changes_no_token(models: Callable[..., Any]) -> None:
+    model = models("gpt-oss")
+    clean, engine = decode(model, "eager")
+    assert isinstance(engine.forward, EagerForward)
+    tokens, engine = decode(model, "eager", "recompute-prefix")
+    assert tokens == clean
+    assert isinstance(engine.forward, RecomputingForward)
+    engine.forward.length = 0
+    engine.forward.prefill(torch.tensor([PROMPT]))
+    engine.forward.length = len(PROMPT)
+    whole, part = engine.forward.score(torch.tensor([[3, 4]])), built(model, "eager")
+    part.prefill(torch.tensor([PROMPT]))
+    part.length = len(PROMPT)
+    assert torch.allclose(whole.logits, part.score(torch.tensor([[3, 4]])).logits, atol=1e-4)
+    assert whole.experts.shape[1] == 2
+
+
+def test_stuck_positions_make_every_mask_guess_the_same() -> None:
+    settings = 'drafter = { kind = "dflash", depth = 5 }\n[prompts]\ncount = 1\n[engine]\ndevice = "cpu"'
+    text = f'name = "v"\n{settings}\nfaults = ["block-positions"]'
+    pipeline = build_pipeline(parse_scenario(text, source="test", folder=Path()).variants()[0])
+    drafter = pipeline.engine.drafter
+    target = pipeline.engine.forward._target  # type: ignore[attr-defined]
+    tokens = torch.tensor([*pipeline.prompts[0].tokens, 5])
+    scores = target.score(tokens[None, :-1], target.new_cache(len(tokens)))
+    drafter.observe(tokens, TargetFeatures(scores.hidden[0], scores.taps[0]))
+    assert len(set(drafter.propose(0.0, None).tokens.tolist())) == 1
+    clean = build_pipeline(
+        parse_scenario(f'name = "v"\n{settings}', source="test", folder=Path()).variants()[0]
+    ).engine.drafter
+    clean.observe(tokens, TargetFeatures(scores.hidden[0], scores.taps[0]))
+    assert len(set(clean.propose(0.0, None).tokens.tolist())) > 1

@@ -20,15 +20,21 @@ class DFlashDrafter:
 
     name = "dflash"
 
-    def __init__(self, target: Target, model: DFlashModel, *, depth: int | None = None) -> None:
-        """``depth``: drafted tokens used per step, at most and by default the block without its anchor."""
+    def __init__(
+        self, target: Target, model: DFlashModel, *, depth: int | None = None, stuck_positions: bool = False
+    ) -> None:
+        """``depth``: drafted tokens used per step, at most and by default the block without its anchor.
+
+        ``stuck_positions`` is the ``block-positions`` fault: all masks are told the first one's position, so all guess
+        the same token.
+        """
         limit = model.shape.block - 1
         if depth is not None and not 1 <= depth <= limit:
             raise InputError(
                 f"dflash: depth={depth} must be 1 to {limit}; the drafter was trained on blocks of {limit + 1}"
             )
         self.max_draft = depth or limit
-        self._target, self._model = target, model
+        self._target, self._model, self._stuck = target, model, stuck_positions
         self.reset()
 
     def reset(self) -> None:
@@ -61,6 +67,8 @@ class DFlashDrafter:
         rope = self._target.rope[:, self._length : self._length + block]
         if rope.shape[1] < block:
             return Proposal(self._anchor[:0])
+        if self._stuck:
+            rope = rope[:, [0, *[1] * (block - 1)]]
         visible = self._context[0][0].shape[2] + block
         allowed = torch.ones(1, 1, 1, block, visible, dtype=torch.bool, device=self._anchor.device)
         states = self._model.fill(self._target.embed(self._anchor)[None], rope, self._context, allowed)

@@ -7,7 +7,7 @@ import torch
 from workbench.decode.engine import Acceptance, Verify
 from workbench.decode.model import Target
 from workbench.decode.rungs.faults import REGISTER_CAP
-from workbench.decode.rungs.faulty import FaultyForward
+from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
@@ -35,8 +35,16 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
     widths = sorted({1, variant.drafter.width})
     forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap)
-    if faults & {"item-per-step", "pageable-copy"}:
-        forward = FaultyForward(forward, item="item-per-step" in faults, upload="pageable-copy" in faults)
+    if "recompute-prefix" in faults:
+        forward = RecomputingForward(forward)
+    if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step"}:
+        forward = FaultyForward(
+            forward,
+            item="item-per-step" in faults,
+            upload="pageable-copy" in faults,
+            busy="busy-host" in faults,
+            sleep="sleep-per-step" in faults,
+        )
     if "unfused-sampling" in faults:
         return Runner(forward, UnfusedVerifier(acceptance))
     if plan.kernels and not plan.persistent and variant.sampling.method == "greedy":

@@ -31,6 +31,10 @@ RUNGS_OF_FAULT: Mapping[Fault, frozenset[Rung]] = MappingProxyType(
         "tap-off-by-one": _LOOP,  # the drafter's features come from the layer before
         "unshared-head": _LOOP,  # the drafter reads a head that is not the target's
         "w4a8": _LOOP,  # the target's experts multiply MXFP8 activations
+        "busy-host": _LOOP,  # Python computes before every forward
+        "sleep-per-step": _LOOP,  # the host sleeps before every forward
+        "recompute-prefix": frozenset({"eager"}),  # every step runs the whole sequence again
+        "block-positions": _LOOP,  # every mask of the drafter's block claims the first one's position
     }
 )
 
@@ -41,6 +45,7 @@ _WHY_NOT: Mapping[Fault, str] = MappingProxyType(
         "register-cap": "it compiles no kernels of its own",
         "kv-over-read": "it reads its whole cache slab as it is",
         "graph-break": "it has no graph to break",
+        "recompute-prefix": "its steps have fixed widths",
     }
 )
 
@@ -57,6 +62,8 @@ def check_faults(variant: Variant) -> None:
             raise InputError(f"{where}: {fault!r} does not apply to rung {rung!r}: {why}", hint=f"use {named}")
         if fault == "tap-off-by-one" and variant.drafter.kind != "dflash":
             raise InputError(f"{where}: {fault!r} needs drafter.kind 'dflash', which alone reads taps")
+        if fault == "block-positions" and variant.drafter.kind != "dflash":
+            raise InputError(f"{where}: {fault!r} needs drafter.kind 'dflash', which alone drafts a block")
         if fault == "unshared-head" and variant.drafter.kind not in ("mtp", "dflash"):
             raise InputError(f"{where}: {fault!r} needs a drafter that reads a head", hint="drafter.kind mtp or dflash")
         if fault == "unfused-sampling" and variant.sampling.method != "greedy":
