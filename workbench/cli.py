@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from workbench import __version__
-from workbench.commands import gate, model, scenario
+from workbench.commands import gate, kernels, model, scenario
+from workbench.commands.attach import attach
 from workbench.commands.check import check
 from workbench.commands.doctor import doctor
 from workbench.commands.export import export
@@ -23,10 +24,10 @@ from workbench.commands.show import show
 from workbench.errors import ExitCode, WorkbenchError
 from workbench.terminal import printable
 
-VERBS: tuple[Callable[..., None], ...] = (run, ingest, show, report, check, export, doctor)
+VERBS: tuple[Callable[..., None], ...] = (run, attach, ingest, show, report, check, export, doctor)
 """In the order of the help. A verb is a typed function; its docstring is its help."""
 
-GROUPS = (("gate", gate.app), ("model", model.app), ("scenario", scenario.app))
+GROUPS = (("gate", gate.app), ("kernels", kernels.app), ("model", model.app), ("scenario", scenario.app))
 """Nouns with verbs of their own; ``gate`` is a verb itself too."""
 
 TRACEBACK = "WORKBENCH_TRACEBACK"

@@ -84,13 +84,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``rows`` counts rows per table: at the last update while open, exactly once sealed. ``failure`` says why
     a failed run ended. ``created`` and ``finished`` are UTC, ISO 8601. ``source`` is what made the tables: ``run``,
-    or the format of the trace that was ingested.
+    ``attach``, or the format of what was ingested.
     """
 
     schema_version: int = SCHEMA_VERSION
     tool_version: str = __version__
     state: State = "open"
-    source: Literal["run", "kineto"] = "run"
+    source: Literal["run", "kineto", "attach", "nsys", "ncu", "proton", "log", "benchmark"] = "run"
     created: str = msgspec.field(default_factory=lambda: utc_now())
     finished: str = ""
     failure: str = ""

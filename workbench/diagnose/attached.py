@@ -1,0 +1,272 @@
+"""What can be said of a server that was watched from outside: how much moves, how often nothing does, bytes a step.
+
+Only sums over the window are known, so every figure is a mean: no step has boundaries here. Steps are counted by the
+engine; where it does not say, their period is read off the traffic (tag estimated).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.diagnose.finding import Finding
+from workbench.diagnose.numbers import percent, significant
+from workbench.diagnose.waveform import step_period
+from workbench.quantity import Quantity, Tag
+from workbench.trace.bundle import Bundle
+
+SCHEMA = "workbench.attached/1"
+IDLE_SHARE_OF_ROOF = 0.01
+"""A sample that moves less than this share of the roof counts as idle: some polling always shows."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """One server, watched for ``seconds``. None: not known; table ``limits`` says why.
+
+    ``traffic``: device memory bytes a second, reads and writes. ``idle``: share of the time in which less than 1 % of
+    the roof moved. ``sm_active``: share of cycles in which an average SM held a warp. ``ctas_per_sm``: while it moved.
+    ``step``: mean step; ``accept_length``: tokens a step and sequence, the bonus token included. ``bytes_per_step``
+    are measured, ``model_bytes`` those of the byte model. ``roof_share``: traffic over the roof.
+    """
+
+    device: str
+    engine: str
+    seconds: Quantity
+    roof: Quantity | None
+    traffic: Quantity | None
+    roof_share: Quantity | None
+    idle: Quantity | None
+    sm_active: Quantity | None
+    ctas_per_sm: Quantity | None
+    warps_active: Quantity | None
+    tok_s: Quantity | None
+    step: Quantity | None
+    accept_length: Quantity | None
+    bytes_per_step: Quantity | None
+    model_bytes: Quantity | None
+    eager_share: Quantity | None
+    power: Quantity | None
+    clock: Quantity | None
+    limits: tuple[dict[str, Any], ...]
+    findings: tuple[Finding, ...] = ()
+
+    def headline(self) -> str:
+        """The answer in one sentence."""
+        parts = []
+        if self.tok_s:
+            parts.append(f"{significant(self.tok_s.value, 3)} tok/s ({self.tok_s.tag})")
+        if self.roof_share and self.roof:
+            parts.append(f"{percent(self.roof_share.value, 2)} of the roof ({self.roof.note.split(':')[0]})")
+        if self.idle:
+            parts.append(f"in {percent(self.idle.value, 2)} of the time nothing moves")
+        if not parts:
+            return f"{self.device}: nothing could be measured; the limits say why."
+        who = f"{self.engine} on {self.device}" if self.engine else self.device
+        return f"{who}: {', '.join(parts)}."
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data; absent where nothing is known."""
+        numbers = {
+            name: value.to_json()
+            for name in self.__dataclass_fields__
+            if isinstance(value := getattr(self, name), Quantity)
+        }
+        return {
+            "schema": SCHEMA,
+            "device": self.device,
+            "engine": self.engine,
+            "headline": self.headline(),
+            **numbers,
+            "findings": [finding.to_json() for finding in self.findings],
+            "limits": list(self.limits),
+        }
+
+
+def attached(bundle: Bundle) -> Attached:
+    """Return what ``bundle``, written by ``workbench attach``, says."""
+    from workbench.diagnose.attached_findings import find
+
+    variant = bundle.manifest.variants[0]
+    settings = variant.settings.get("attach", {})
+    begin, end = int(settings.get("start_ns", 0)), int(settings.get("end_ns", 0))
+    seconds = (end - begin) / 1e9
+    counters = _Counters(bundle)
+    roof = _roof(bundle)
+    engine = counters.engine_window()
+    traffic = counters.rate(("dram_read_bytes", "dram_write_bytes"))
+    reads = counters.rate(("dram_read_bytes",))
+    idle = counters.idle(roof.value * 1e9 * IDLE_SHARE_OF_ROOF) if roof else None
+    step, tok_s, accept = _step(engine, counters)
+    per_step = None
+    if step and reads:
+        tag: Tag = "measured" if step.tag == "measured" else "estimated"
+        per_step = Quantity(reads.value * step.value * 1e6, "B", tag, note="bytes read from device memory over steps")
+    found = Attached(
+        device=str(bundle.manifest.device.get("name", "")),
+        engine=str(settings.get("engine", "")),
+        seconds=Quantity(seconds, "s", "measured"),
+        roof=roof,
+        traffic=traffic,
+        roof_share=Quantity(traffic.value / roof.value, "share", "measured", note=roof.note)
+        if traffic and roof
+        else None,
+        idle=idle,
+        sm_active=counters.mean("sm_active", "share"),
+        ctas_per_sm=counters.mean("ctas_per_sm", "CTAs/SM", busy=True),
+        warps_active=counters.mean("warps_active", "share", busy=True),
+        tok_s=tok_s,
+        step=step,
+        accept_length=accept,
+        bytes_per_step=per_step,
+        model_bytes=_model_bytes(bundle),
+        eager_share=engine.get("eager_share"),
+        power=counters.mean("power", "W"),
+        clock=counters.mean("sm_clock", "MHz"),
+        limits=tuple(bundle.table("limits").to_pylist()),
+    )
+    import dataclasses
+
+    return dataclasses.replace(found, findings=find(found))
+
+
+class _Counters:
+    """The bundle's counters, by name."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        table = bundle.query(
+            "SELECT source, name, start_ns, end_ns, value, unit FROM counters ORDER BY source, name, start_ns"
+        )
+        sources, names = (table.column(key).to_numpy(zero_copy_only=False) for key in ("source", "name"))
+        columns = {key: table.column(key).to_numpy().astype(np.int64) for key in ("start_ns", "end_ns")}
+        values = table.column("value").to_numpy().astype(np.float64)
+        self._by: dict[tuple[str, str], tuple[Any, Any, Floats]] = {}
+        for key in sorted(set(zip(sources, names, strict=True))):
+            rows = (sources == key[0]) & (names == key[1])
+            self._by[key] = columns["start_ns"][rows], columns["end_ns"][rows], values[rows]
+
+    def rate(self, names: tuple[str, ...]) -> Quantity | None:
+        """Return the sum of ``names`` over the time their samples cover, GB/s."""
+        found = [self._by[key] for name in names if (key := ("pm_sampler", name)) in self._by]
+        if not found:
+            return None
+        total = sum(float(values.sum()) for _, _, values in found)
+        covered = int((found[0][1] - found[0][0]).sum())
+        samples = len(found[0][0])
+        return Quantity(total / covered, "GB/s", "measured", note=f"mean of {samples} samples") if covered else None
+
+    def idle(self, least_bytes_per_s: float) -> Quantity | None:
+        """Return the share of sampled time in which reads and writes stay below ``least_bytes_per_s``."""
+        moved = self._traffic()
+        if moved is None:
+            return None
+        start, end, value = moved
+        length = (end - start).astype(np.float64)
+        quiet = value * 1e9 < least_bytes_per_s * length
+        note = f"samples of {np.median(length) / 1e3:.0f} us below {least_bytes_per_s / 1e9:.0f} GB/s"
+        return Quantity(float(length[quiet].sum() / length.sum()), "share", "measured", note=note)
+
+    def mean(self, name: str, unit: str, *, busy: bool = False) -> Quantity | None:
+        """Return the mean of ``name``, over time; ``busy``: where it is not zero."""
+        for (_, found), (start, end, value) in self._by.items():
+            if found != name:
+                continue
+            weight = np.maximum(end - start, 1).astype(np.float64)
+            if busy:
+                weight = np.where(value > 0, weight, 0.0)
+            if weight.sum() <= 0:
+                return None
+            note = "while any was resident" if busy else ""
+            return Quantity(float(value @ weight / weight.sum()), unit, "measured", note=note)
+        return None
+
+    def period_ns(self) -> tuple[float, float] | None:
+        """Return the period of the traffic and its likeness."""
+        moved = self._traffic()
+        if moved is None:
+            return None
+        # The first seconds are enough, and a change of load later on would blur the period.
+        most = 400_000
+        found = step_period(moved[0][:most], moved[2][:most])
+        return (found.period_ns, found.likeness) if found else None
+
+    def _traffic(self) -> tuple[Any, Any, Floats] | None:
+        reads = self._by.get(("pm_sampler", "dram_read_bytes"))
+        if reads is None or not len(reads[0]):
+            return None
+        writes = self._by.get(("pm_sampler", "dram_write_bytes"))
+        value = reads[2] + writes[2] if writes is not None and len(writes[2]) == len(reads[2]) else reads[2]
+        return reads[0], reads[1], value
+
+    def engine_window(self) -> dict[str, Any]:
+        """Return what the engine counted between its first and its last reading, and its means."""
+        found: dict[str, Any] = {}
+        for (source, name), (at, _, value) in self._by.items():
+            if source != "engine" or not len(at):
+                continue
+            found[name] = float(value[-1] - value[0])
+            found[f"{name}.mean"] = float(value.mean())
+            found[f"{name}.span_s"] = float(at[-1] - at[0]) / 1e9
+        passes = found.get("graph_passes", 0.0) + found.get("eager_passes", 0.0)
+        if passes > 0 and "eager_passes" in found:
+            share = found["eager_passes"] / passes
+            found["eager_share"] = Quantity(share, "share", "measured", note="decode forwards without a CUDA graph")
+        return found
+
+
+def _step(engine: dict[str, Any], counters: _Counters) -> tuple[Quantity | None, Quantity | None, Quantity | None]:
+    """Return mean step (ms), tok/s and accept length."""
+    tokens, span = engine.get("tokens", 0.0), engine.get("tokens.span_s", 0.0)
+    tok_s = (
+        Quantity(tokens / span, "tok/s", "measured", note="the engine's counter") if tokens > 0 and span > 0 else None
+    )
+    batch = max(1.0, engine.get("running.mean", 1.0))
+    accept = None
+    if (own := engine.get("accept_length.mean", 0.0)) >= 1:
+        accept = Quantity(own, "tokens", "measured", note="the engine's own average, the bonus token included")
+    elif engine.get("verifies", 0.0) > 0 and "accepted" in engine:
+        value = 1 + engine["accepted"] / engine["verifies"]
+        accept = Quantity(value, "tokens", "measured", note="1 + accepted drafts / verify forwards")
+    passes = engine.get("graph_passes", 0.0) + engine.get("eager_passes", 0.0)
+    if passes > 0:
+        span_s = engine.get("graph_passes.span_s") or engine["eager_passes.span_s"]
+        return (
+            Quantity(span_s / passes * 1e3, "ms", "measured", note="decode forwards the engine counted"),
+            tok_s,
+            accept,
+        )
+    if engine.get("verifies", 0.0) > 0:
+        note = "verify forwards the engine counted"
+        return (
+            Quantity(engine["verifies.span_s"] / engine["verifies"] * 1e3, "ms", "measured", note=note),
+            tok_s,
+            accept,
+        )
+    if tok_s:
+        value = (accept.value if accept else 1.0) * batch / tok_s.value * 1e3
+        note = "accept length times running sequences over tok/s"
+        return Quantity(value, "ms", "estimated", note=note), tok_s, accept
+    if period := counters.period_ns():
+        note = f"period of the memory traffic, likeness {period[1]:.2f}"
+        return Quantity(period[0] / 1e6, "ms", "estimated", note=note), None, accept
+    return None, None, accept
+
+
+def _roof(bundle: Bundle) -> Quantity | None:
+    """Return the roof: measured if there is one, else the datasheet's."""
+    rows = {row["name"]: row for row in bundle.table("roofs").to_pylist()}
+    for name in ("read", "datasheet"):
+        if name in rows:
+            row = rows[name]
+            return Quantity(row["bytes_per_s"] / 1e9, "GB/s", row["tag"], note=f"{name}: {row['note']}")
+    return None
+
+
+def _model_bytes(bundle: Bundle) -> Quantity | None:
+    row = bundle.query("SELECT sum(read_bytes)::BIGINT AS total, max(width) AS width FROM tensors").to_pylist()[0]
+    if not row["total"]:
+        return None
+    return Quantity(float(row["total"]), "B", "modelled", note=f"byte model, one rank, verify width {row['width']}")
