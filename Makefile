@@ -1,6 +1,8 @@
 # Two commands matter: `make run` and `make test`. Each makes its own virtual environment first.
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
+# Processes that run the tests; `make test JOBS=0` for one, as under a debugger.
+JOBS ?= auto
 
 .PHONY: run test lint format picture wheel clean
 
@@ -8,7 +10,7 @@ run: .venv/.installed
 	.venv/bin/workbench run quickstart
 
 test: .venv-test/.installed
-	.venv-test/bin/python -m pytest -m "not gpu" $(ARGS)
+	.venv-test/bin/python -m pytest -m "not gpu" -n $(JOBS) $(ARGS)
 
 lint: .venv-test/.installed
 	.venv-test/bin/ruff check .
