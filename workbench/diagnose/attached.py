@@ -4,7 +4,7 @@ Only sums over the window are known, so every figure is a mean: no step has boun
 engine; where it does not say, their period is read off the traffic (tag estimated).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -125,12 +125,10 @@ def attached(bundle: Bundle) -> Attached:
         model_bytes=_model_bytes(bundle),
         eager_share=engine.get("eager_share"),
         power=counters.mean("power", "W"),
-        clock=counters.mean("sm_clock", "MHz"),
+        clock=_mhz(counters.mean("sm_clock", "Hz")),
         limits=tuple(bundle.table("limits").to_pylist()),
     )
-    import dataclasses
-
-    return dataclasses.replace(found, findings=find(found))
+    return replace(found, findings=find(found))
 
 
 class _Counters:
@@ -253,6 +251,10 @@ def _step(engine: dict[str, Any], counters: _Counters) -> tuple[Quantity | None,
         note = f"period of the memory traffic, likeness {period[1]:.2f}"
         return Quantity(period[0] / 1e6, "ms", "estimated", note=note), None, accept
     return None, None, accept
+
+
+def _mhz(clock: Quantity | None) -> Quantity | None:
+    return Quantity(clock.value / 1e6, "MHz", clock.tag, note=clock.note) if clock else None
 
 
 def _roof(bundle: Bundle) -> Quantity | None:
