@@ -240,10 +240,12 @@ def normalise(
     cycles = raw.get(CYCLES)
     for name, metric in metrics.items():
         reading = chosen.reading(name)
-        if name == CYCLES or (reading.per_cycle and cycles is None):
+        if name == CYCLES:
             continue
         values = raw[name] * next(known.scale for known in reading.metrics if known.name == metric)
         if reading.per_cycle:
+            if cycles is None:
+                continue
             with np.errstate(divide="ignore", invalid="ignore"):
                 values = values / cycles / (warps_per_sm if reading.per_warp_slot else 1)
         yield reading, values

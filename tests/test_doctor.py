@@ -1,6 +1,4 @@
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -65,70 +63,11 @@ def test_gpus_are_named_and_their_absence_explained() -> None:
     assert doctor.gpu([], "NVML lists no GPU").state == "missing"
 
 
-@pytest.mark.parametrize(
-    ("params", "capabilities", "state"),
-    [
-        ("RmProfilingAdminOnly: 0\n", "0", "ok"),
-        ("ResmanDebugLevel: 0\nRmProfilingAdminOnly: 1\n", "000001ffffffffff", "ok"),
-        ("RmProfilingAdminOnly: 1\n", "00000000a80425fb", "limited"),  # root in a container, without CAP_SYS_ADMIN
-        ("Other: 1\n", "0", "limited"),
-    ],
-)
-def test_counter_permission(tmp_path: Path, params: str, capabilities: str, state: str) -> None:
-    driver, status = tmp_path / "params", tmp_path / "status"
-    driver.write_text(params)
-    status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
-    assert doctor.counter_permission(driver, status).state == state
-
-
-def test_counter_permission_without_a_driver(tmp_path: Path) -> None:
-    assert doctor.counter_permission(tmp_path / "params").state == "missing"
-
-
-@pytest.mark.parametrize(
-    ("printed", "nsight", "state", "words"),
-    [
-        ("Version 2026.3.1.0 (build 1)", "1.1.0", "ok", "2026.3.1"),
-        ("Version 2025.3.1.0 (build 1)", "1.1.0", "limited", "needs 2026.2.1"),
-        ("Version 2025.3.1.0 (build 1)", "0.9.6", "ok", "0.9.6"),
-        ("Version 2026.3.1.0 (build 1)", None, "limited", "nsight-python is not installed"),
-        ("nothing", "1.1.0", "limited", "names no version"),
-    ],
-)
-def test_ncu(monkeypatch: pytest.MonkeyPatch, printed: str, nsight: str | None, state: str, words: str) -> None:
-    def run(arguments: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
-        return subprocess.CompletedProcess(arguments, 0, stdout=printed)
-
-    monkeypatch.setattr("shutil.which", lambda _: "ncu")
-    monkeypatch.setattr(doctor, "_version", {"nsight-python": nsight}.get)
-    check = doctor.ncu(run)
-    assert check.state == state
-    assert words in check.detail
-
-
-def test_ncu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object, **__: object) -> "subprocess.CompletedProcess[str]":
-        raise PermissionError(13, "not allowed")
-
-    monkeypatch.setattr("shutil.which", lambda _: "ncu")
-    assert doctor.ncu(run).state == "missing"
-    monkeypatch.setattr("shutil.which", lambda _: None)
-    assert "not on PATH" in doctor.ncu(run).detail
-
-
 def test_triton_must_be_the_one_that_torch_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", {"triton": "3.9.0"}.get)
-    monkeypatch.setattr(doctor, "_requires", lambda _: ["filelock", 'triton==3.8.0; platform_system == "Linux"'])
+    monkeypatch.setattr(doctor, "version_of", {"triton": "3.9.0"}.get)
+    monkeypatch.setattr(doctor, "requirements", lambda _: ["filelock", 'triton==3.8.0; platform_system == "Linux"'])
     assert doctor.triton().fix == "pip install triton==3.8.0"
-    monkeypatch.setattr(doctor, "_requires", lambda _: ["filelock"])
+    monkeypatch.setattr(doctor, "requirements", lambda _: ["filelock"])
     assert doctor.triton().state == "ok"
-    monkeypatch.setattr(doctor, "_version", {}.get)
+    monkeypatch.setattr(doctor, "version_of", {}.get)
     assert doctor.triton().state == "missing"
-
-
-def test_cupti_wants_an_environment_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", {"cupti-python": "13.4.0"}.get)
-    monkeypatch.setattr(doctor, "find_spec", {"torch": object()}.get)
-    assert doctor.cupti().state == "limited"
-    monkeypatch.setattr(doctor, "find_spec", {}.get)
-    assert doctor.cupti().state == "ok"
