@@ -38,6 +38,7 @@ Fault = Literal[
     "tap-off-by-one",
     "unshared-head",
     "w4a8",
+    "w4a4",
     "graph-break",
     "busy-host",
     "sleep-per-step",
@@ -142,9 +143,19 @@ class Measure(Section):
 
 
 class Instruments(Section):
-    """What is switched on in the traced pass."""
+    """What is switched on in the passes after the clean one. On the CPU there is only ``host``."""
 
-    host: bool = Field(default=True, description="operators and kernels by torch.profiler")
+    host: bool = Field(default=True, description="operators and annotations by torch.profiler")
+    kernels: bool = Field(default=True, description="kernels, launches and waits by torch.profiler (CUDA)")
+    pm: bool = Field(default=True, description="HBM bytes, CTAs and warps by the counter sampler, a process of its own")
+    nvml: bool = Field(default=True, description="clocks, power and throttle reasons by NVML")
+    lanes: bool = Field(default=True, description="spans of each CTA in the persistent rung's kernel")
+    static: bool = Field(default=True, description="registers, spills and occupancy limits of compiled kernels")
+    pm_interval_us: int = Field(default=10, ge=1, le=1000, description="time between counter samples")
+    sampled_steps: int = Field(default=32, ge=0, description="steps run again under counters, and with stamps; 0: none")
+    fresh_process: bool = Field(
+        default=False, description="what each instrument costs is measured in processes that never profiled before"
+    )
 
 
 class Overrides(Section):
@@ -162,7 +173,7 @@ class Overrides(Section):
 
 
 class PlantedFault(Section):
-    """One fault of the planted-fault suite: where it is, and which finding names it. No run and no detector reads it."""
+    """One fault of the planted-fault suite: where it is and which finding names it. No run, no detector reads it."""
 
     name: Name
     family: Literal["kernel", "host", "graph", "bytes", "speculation", "data"]

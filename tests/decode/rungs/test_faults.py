@@ -272,6 +272,15 @@ def test_w4a8_rounds_the_experts_input(models: Callable[..., Any], uncaptured: N
     assert error.error < (2 * TOLERANCE if PLANS[rung].kernels else 1e-4)  # type: ignore[index]
 
 
+def test_w4a4_rounds_more_than_w4a8(models: Callable[..., Any]) -> None:
+    model = models("gpt-oss")
+    clean, narrow, narrower = (score(built(model, "eager", *faults), 3) for faults in ((), ("w4a8",), ("w4a4",)))
+    losses = [agreement(scores, clean) for scores in (narrow, narrower)]
+    assert losses[0].error < losses[1].error < 1
+    assert model.reference.blocks[0].ffn_norm(torch.ones(1, model.spec.hidden)).unique().numel() > 0
+    assert not any("RoundedNorm" in type(module).__name__ for module in model.reference.modules())
+
+
 def test_draft_faults_leave_the_target_alone(models: Callable[..., Any]) -> None:
     model = models("gpt-oss")
     target = model.reference

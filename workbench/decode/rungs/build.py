@@ -13,7 +13,7 @@ from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
-from workbench.decode.rungs.twin import narrow_activations, shift_taps, unshare_head
+from workbench.decode.rungs.twin import narrow_activations, round_activations, shift_taps, unshare_head
 from workbench.decode.rungs.verifiers import DeviceVerifier, UnfusedVerifier
 from workbench.scenario import Fault, Variant
 
@@ -67,6 +67,8 @@ def _forward(
         return PersistentForward(target, held.packed, capacity)
     if not plan.kernels and "w4a8" in faults:
         target = narrow_activations(target)
+    if "w4a4" in faults:
+        target = round_activations(target)
     if not plan.graph:
         return EagerForward(target, capacity, over_read="kv-over-read" in faults)
     slots = capacity + StaticForward.slack(widths)

@@ -4,10 +4,11 @@ import copy
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from workbench.decode.experts import Experts
-from workbench.decode.model import Target
+from workbench.decode.model import Block, Target
+from workbench.decode.mxfp4 import fake_quantize
 from workbench.errors import InputError
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -57,4 +58,29 @@ def narrow_activations(target: Target) -> Target:
     for module in other.modules():
         if isinstance(module, Experts):
             module.quantize_activations = True
+    return other
+
+
+class RoundedNorm(nn.Module):
+    """A norm whose output is rounded to MXFP4."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the rounded norm of ``x`` [..., hidden], hidden a multiple of 32."""
+        return fake_quantize(self.norm(x))
+
+
+def round_activations(target: Target) -> Target:
+    """Return a twin whose routers, experts and head read MXFP4 activations: the ``w4a4`` fault.
+
+    What the head reads is rounded behind the drafter's features, so the drafter cannot follow.
+    """
+    other = twin(target)
+    other.norm = RoundedNorm(other.norm)  # type: ignore[assignment]
+    for block in other.blocks:
+        assert isinstance(block, Block)  # noqa: S101 - for the type checker
+        block.ffn_norm = RoundedNorm(block.ffn_norm)  # type: ignore[assignment]
     return other

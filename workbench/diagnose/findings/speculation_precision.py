@@ -8,13 +8,16 @@ from workbench.diagnose.comparable import peers
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.speculation_change import lost
-from workbench.diagnose.findings.speculation_shape import UNJUDGED
+from workbench.diagnose.findings.speculation_shape import own_reading
 from workbench.diagnose.findings.speculation_worth import gain, inverse, quantity, severity
 from workbench.diagnose.numbers import byte_text, percent, significant
 from workbench.diagnose.prompt_jackknife import Interval
 from workbench.diagnose.quantisation_trade import Side, Trade
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
+
+SMALLER = 0.02
+"""Share of the stored bytes that a precision must save to count as a lower one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +32,21 @@ class MeasuredTrade:
 
 def measured_trade(facts: Facts) -> MeasuredTrade | None:
     """Compare with the most alike variant that differs in precision (and in the engine, which may be tied to it) and
-    reads more bytes a step; None where there is none or they share no prompt."""
-    if facts.settings["drafter"]["kind"] in UNJUDGED:
+    stores the same model in more bytes; None where there is none or they share no prompt."""
+    drafts, reading = own_reading(facts)
+    if drafts is None or reading is None or reading.shape != "decay":
         return None
-    drafts = load_drafts(facts.bundle, facts.variant, facts.time_pass)
-    own_bytes = step_bytes(facts.bundle, facts.variant)
-    if not drafts.depth:
-        return None
+    own = _bytes(facts.bundle, facts.variant)
     for peer in peers(facts.bundle, facts.variant):
         if "precision" not in peer.differs or peer.differs - {"precision", "engine"}:
             continue
-        other_bytes = step_bytes(facts.bundle, peer.name)
-        if own_bytes is None or other_bytes is None or own_bytes >= other_bytes:
+        other = _bytes(facts.bundle, peer.name)
+        if own is None or other is None or own.stored > (1 - SMALLER) * other.stored:
             continue
         reference = load_drafts(facts.bundle, peer.name, facts.time_pass)
         ratio, prompts = length_ratio(drafts, reference)
         if prompts and reference.depth:
-            trade = Trade(_side(reference, other_bytes), _side(drafts, own_bytes))
+            trade = Trade(_side(reference, other.read), _side(drafts, own.read))
             return MeasuredTrade(peer.name, trade, ratio, prompts)
     return None
 
@@ -107,10 +108,20 @@ def quantisation_costs_acceptance(facts: Facts) -> list[Finding]:
     ]
 
 
-def step_bytes(bundle: Bundle, variant: str) -> float | None:
-    """Return the bytes an average step reads by the byte model; None without one."""
+@dataclass(frozen=True, slots=True)
+class _Bytes:
+    """The target's bytes: as stored, and as an average step of target and drafter reads them."""
+
+    stored: float
+    read: float
+
+
+def _bytes(bundle: Bundle, variant: str) -> _Bytes | None:
     classes = byte_classes(bundle, variant)
-    return float(sum(entry.read_bytes for entry in classes)) if classes else None
+    if not classes:
+        return None
+    stored = sum(entry.stored_bytes for entry in classes if entry.role == "target")
+    return _Bytes(float(stored), float(sum(entry.read_bytes for entry in classes)))
 
 
 def _side(drafts: Drafts, read: float) -> Side:

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from workbench.diagnose.acceptance import Drafts, PositionRate, load_drafts
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
@@ -106,9 +104,9 @@ def _wiring(facts: Facts, drafts: Drafts, reading: Reading) -> Finding:
 def _block_mask(facts: Facts, drafts: Drafts, reading: Reading) -> Finding:
     alive, dead = reading.rates[reading.position - 2], reading.rates[reading.position - 1]
     before = [rate.kept.value for rate in reading.rates[: reading.position - 1]]
-    kept = Interval(float(np.mean(before)), min(before) / 2, max(before))
-    factor = _factor(float(drafts.committed.mean()), before, drafts.depth, kept)
-    worth = gain(facts, factor, "modelled", "were the dead positions to keep what those before them keep")
+    factor = _factor(float(drafts.committed.mean()), before, drafts.depth, TYPICAL)
+    note = f"were the dead positions to keep {percent(TYPICAL.value)} of their drafts each, as working drafters do"
+    worth = gain(facts, factor, "modelled", note)
     return Finding(
         id="acceptance-block-mask",
         severity=severity(facts, worth),
