@@ -13,6 +13,7 @@ import numpy as np
 from workbench.diagnose.device_split import Split
 from workbench.diagnose.floor import Floor
 from workbench.diagnose.intervals import union_within
+from workbench.diagnose.kernel_classes import short_name
 from workbench.diagnose.kernel_losses import Loss
 from workbench.diagnose.load_split import load_split
 from workbench.diagnose.settings import UNKNOWN, variant_settings
@@ -97,7 +98,7 @@ def account_split(found: Split) -> Accounting:
 
 def _note(losses: list[Loss]) -> str:
     first = losses[0]
-    source = f"{first.source.removeprefix('void ').split('<')[0].split('(')[0][:40]}: " if first.source else ""
+    source = f"{short_name(first.source)[:40]}: " if first.source else ""
     more = f"; {len(losses) - 1} more" if len(losses) > 1 else ""
     return f"{source}{first.note}{more}"
 

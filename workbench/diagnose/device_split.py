@@ -53,7 +53,7 @@ def split(
 ) -> Split:
     """Split ``steps``. ``traced_only``: they are the traced ones. ``host_in_verify``: the host's share of the last
     phase gets causes of its own; else it belongs to acceptance and commit, which read tokens back."""
-    gaps = gap_causes(timeline, host, syncs)
+    gaps = gap_causes(timeline, host, syncs, within_steps=not host_in_verify)
     graph = _from_graph(timeline, host)
     mapping = clean_map(timeline, gaps, graph, steps, identity=traced_only)
     classes = kernel_classes(timeline, mapping.kernels, graph, static, hardware, len(steps))
@@ -71,6 +71,7 @@ def split(
                 counters=counters,
                 lanes=lanes,
                 floor_bytes=(floor.target_bytes + floor.draft_bytes) if floor else 0,
+                expanded_bytes=floor.expanded_bytes if floor else 0,
                 bytes_per_s=floor.bytes_per_s if floor else 0,
                 steps=len(steps),
             )

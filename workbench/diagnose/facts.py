@@ -10,7 +10,7 @@ from workbench.diagnose.byte_model import ByteClass, byte_classes
 from workbench.diagnose.columns import Columns, load_columns
 from workbench.diagnose.device_split import Split
 from workbench.diagnose.floor import Floor, load_floor
-from workbench.diagnose.load_split import find_hardware, load_counters, load_split
+from workbench.diagnose.load_split import PROFILED, find_hardware, load_counters, load_split
 from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.signals import LaneTime, StepCounters, lane_time
 from workbench.diagnose.steps import RunPass, Steps, load_steps
@@ -64,6 +64,11 @@ class Facts:
     def time_pass(self) -> RunPass:
         """The pass whose step times are trusted most: the first of TRUSTED that has steps."""
         return next((name for name in TRUSTED if len(self.steps_of(name))), "clean")
+
+    @property
+    def profiled(self) -> bool:
+        """Whether the step times are those of profiled steps, for want of others."""
+        return self.time_pass in PROFILED
 
     @property
     def steps(self) -> Steps:

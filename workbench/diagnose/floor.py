@@ -19,7 +19,8 @@ class Floor:
     """Bytes of an average step and the roof they are divided by.
 
     ``target_bytes`` and ``draft_bytes`` are in the stored formats. ``expert_bytes`` is the part of ``target_bytes``
-    that goes with the number of distinct experts. ``tag`` is that of the byte model.
+    that goes with the number of distinct experts. ``expanded_bytes``: what a step reads on top of them because the
+    engine holds weights wider than they are stored; no part of the floor. ``tag`` is that of the byte model.
     """
 
     target_bytes: int
@@ -28,6 +29,7 @@ class Floor:
     bytes_per_s: int
     roof_note: str
     tag: Tag
+    expanded_bytes: int = 0
 
     def target_ns(self, steps: Steps) -> Ints:
         """Return each step's target floor in ns: its own distinct experts, all else as in the average step."""
@@ -48,6 +50,8 @@ _SQL = """
 SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
        coalesce(sum(read_bytes) FILTER (role = 'draft'), 0) AS draft,
        coalesce(sum(read_bytes) FILTER (tensor_class = ? AND role = 'target'), 0) AS experts,
+       coalesce(sum(CASE WHEN stored_bytes > 0 AND resident_bytes > stored_bytes
+                    THEN read_bytes * (resident_bytes::DOUBLE / stored_bytes - 1) END), 0) AS expanded,
        CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
 FROM tensors WHERE variant = ?
 """
@@ -74,4 +78,5 @@ def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
         bytes_per_s=roofs[0]["bytes_per_s"],
         roof_note=roofs[0]["note"],
         tag=row["tag"] if roofs[0]["tag"] == "measured" else "modelled",
+        expanded_bytes=round(row["expanded"]),
     )

@@ -87,8 +87,9 @@ def waits(kernels: Columns, host: Columns, syncs: Columns, launch: Ints) -> dict
     return {int(one): (starts[threads == one], ends[threads == one]) for one in np.unique(threads)}
 
 
-def gap_causes(timeline: Timeline, host: Columns, syncs: Columns) -> Gaps:
-    """Split the gaps of ``timeline``."""
+def gap_causes(timeline: Timeline, host: Columns, syncs: Columns, *, within_steps: bool = False) -> Gaps:
+    """Split the gaps of ``timeline``. ``within_steps``: only waits that lie in the gap's own step are to blame; between
+    steps the loop itself reads tokens back."""
     kernels = timeline.kernels
     launch = launches(kernels, host)
     piece = np.flatnonzero(timeline.row < 0)
@@ -121,6 +122,8 @@ def gap_causes(timeline: Timeline, host: Columns, syncs: Columns) -> Gaps:
         call = begins[ended_by[mine]]
         earlier = np.where(before[mine] >= 0, launch[before[mine]], -1)
         from_ns = np.where(earlier >= 0, np.minimum(begins[earlier], call), timeline.gap_start[piece][mine])
+        if within_steps:
+            from_ns = np.minimum(np.maximum(from_ns, timeline.steps.start[timeline.step[piece[mine]]]), call)
         waited = until(call) - until(from_ns)
         # The wait's share comes first: the part of the whole gap that lies in earlier pieces has taken some of it.
         used = timeline.start[piece][mine] - timeline.gap_start[piece][mine]

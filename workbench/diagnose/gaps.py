@@ -156,16 +156,16 @@ def explain(bundle: Bundle, variant: str, gap: Gap) -> GapCause:
         spent[key] = spent.get(key, 0) + int(own[row])
     ordered = sorted(spent.items(), key=lambda item: (-item[1], item[0]))
     listed = tuple(HostTime(name, category, ns) for (name, category), ns in ordered[:5] if ns > 0)
-    waits, callers = False, tuple[str, ...]()
+    waits, around = False, tuple[str, ...]()
     if listed:
         waits = bundle.query(_WAITS, [variant, listed[0].name]).num_rows > 0
         longest = max((row for row in calls if names[row] == listed[0].name), key=lambda row: int(own[row]))
-        callers = _callers(bundle, variant, int(parents[longest]))
+        around = callers(bundle, variant, int(parents[longest]))
     unrecorded = gap.ns - int((covered_ends - covered_starts).sum())
-    return GapCause(gap, thread, listed, unrecorded, waits, callers, lead, took)
+    return GapCause(gap, thread, listed, unrecorded, waits, around, lead, took)
 
 
-def _callers(bundle: Bundle, variant: str, host_id: int) -> tuple[str, ...]:
+def callers(bundle: Bundle, variant: str, host_id: int) -> tuple[str, ...]:
     """Return the nearest operator and the nearest Python function outside torch among the callers."""
     operator = function = ""
     for _ in range(200):

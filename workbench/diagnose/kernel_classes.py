@@ -46,8 +46,7 @@ class KernelClass:
     @property
     def short_name(self) -> str:
         """The name without template arguments and return type, at most 60 characters."""
-        plain = self.name.removeprefix("void ").split("<")[0].split("(")[0].strip() or self.name
-        return plain[:60]
+        return short_name(self.name)
 
     @property
     def four_bit(self) -> bool:
@@ -68,6 +67,12 @@ class KernelClass:
         if waves is None or waves <= 1:
             return 0.0
         return 1 - waves / math.ceil(waves)
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without return type, template arguments and parameters, at most 60 characters."""
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ").split("<")[0].split("(")[0].strip()
+    return (plain if plain and not plain.endswith("::") else name)[:60]
 
 
 def kernel_classes(

@@ -24,6 +24,9 @@ SMALL_NS = 3_000
 OVER_FETCH = 0.03
 """Share of the modelled bytes from which measured bytes count as too many: the model's own error."""
 
+LOCAL_SHARE = 0.005
+"""Local memory traffic of a step, of its floor bytes, below which nothing spills that matters."""
+
 BUSY_PIPES = 0.5
 IDLE_MEMORY = 0.6
 
@@ -45,12 +48,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the split goes by. ``floor_bytes`` and ``bytes_per_s``: of the target, a step; 0 where not known."""
+    """What the split goes by. ``floor_bytes`` and ``bytes_per_s``: of a step; 0 where not known. ``expanded_bytes``:
+    what a step reads beyond them because weights are held wider than they are stored, by the byte model."""
 
     sms: int
     counters: StepCounters
     lanes: LaneTime | None
     floor_bytes: float
+    expanded_bytes: float
     bytes_per_s: int
     steps: int
 
@@ -66,10 +71,10 @@ def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evide
     shares = parts_that_add_up([one.ns for one in streams], floor_ns)
     left = [one.ns - share for one, share in zip(streams, shares, strict=True)]
     copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch")
-    taken, note = _over_fetch(evidence, copied, sum(left))
+    taken, tag, note = _over_fetch(evidence, copied, sum(left))
     for one, rest, fetched in zip(streams, left, parts_that_add_up(left, taken), strict=True):
         if fetched:
-            losses.append(Loss("over-fetch", fetched, "measured", note, one.name, one.ids))
+            losses.append(Loss("over-fetch", fetched, tag, note, one.name, one.ids))
         losses += _product(one, rest - fetched, evidence)
     return [loss for loss in losses if loss.ns or loss.cause == "floor"]
 
@@ -110,17 +115,24 @@ def _by_kind(one: KernelClass, each: str) -> Loss | None:
     return None
 
 
-def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, str]:
-    """Return how much of the products' time goes to bytes beyond the model, and what that rests on."""
-    measured = evidence.counters.read_bytes
-    if measured is None or not evidence.floor_bytes or not evidence.bytes_per_s:
-        return 0, ""
-    excess = measured - evidence.floor_bytes
+def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, Tag, str]:
+    """Return how much of the products' time goes to bytes beyond the model, and what that rests on.
+
+    Measured bytes decide; without counters, what the model knows of weights held wider than stored.
+    """
+    measured, tag = evidence.counters.read_bytes, "measured"
+    if not evidence.floor_bytes or not evidence.bytes_per_s:
+        return 0, "measured", ""
+    if measured is None:
+        excess, tag, copied = evidence.expanded_bytes, "modelled", 0
+        note = f"weights held wider than stored: {excess / 1e9:.3f} GB more a step"
+    else:
+        excess = measured - evidence.floor_bytes
+        note = f"{measured / 1e9:.3f} GB read a step, the model has {evidence.floor_bytes / 1e9:.3f}"
     if excess < OVER_FETCH * evidence.floor_bytes:
-        return 0, ""
+        return 0, "measured", ""
     ns = round(excess * evidence.steps * 1e9 / evidence.bytes_per_s) - copied
-    note = f"{measured / 1e9:.3f} GB read a step, the model has {evidence.floor_bytes / 1e9:.3f}"
-    return max(0, min(ns, most)), note
+    return max(0, min(ns, most)), "measured" if tag == "measured" else "modelled", note
 
 
 def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
@@ -131,7 +143,7 @@ def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
         nonlocal rest
         ns = max(0, min(rest, round(most)))
         if ns:
-            high = None if high is None else max(ns, min(high, rest))
+            high = None if high is None or not evidence.floor_bytes else max(ns, min(high, rest))
             low = None if high is None else min(ns, round(ns * 0.5))
             losses.append(Loss(cause, ns, "estimated", note, one.name, one.ids, low, high))
             rest -= ns
@@ -139,9 +151,11 @@ def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
     fill = one.fill(evidence.sms)
     if fill is not None and fill < 1:
         take("under-fill", one.ns * (1 - fill), f"{one.ctas} CTAs on {evidence.sms} SMs", rest)
-    if one.spill_bytes >= SPILL_BYTES:
+    local = evidence.counters.local_bytes
+    # Counters that see next to no local memory clear a kernel whose binary merely reserves some.
+    if one.spill_bytes >= SPILL_BYTES and (local is None or local > LOCAL_SHARE * evidence.floor_bytes):
         note = f"{one.spill_bytes} B of local memory a thread, {one.registers} registers; spilled, or an array"
-        take("spill", rest, note, rest)
+        take("spill", rest if evidence.floor_bytes else rest / 2, note, rest)
     share = one.tail_share()
     waves = one.waves()
     if share and waves is not None:
@@ -154,7 +168,7 @@ def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
         idle = rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s
         if issue >= BUSY_PIPES and idle:
             take("instruction-bound", rest, f"instruction pipes {issue:.0%} busy while memory is not", rest)
-    elif one.four_bit:
+    elif one.four_bit and evidence.floor_bytes:
         note = "four-bit weights are decoded by integer instructions; no counter confirms it"
         take("instruction-bound", rest, note, rest)
     if rest:

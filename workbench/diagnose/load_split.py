@@ -42,7 +42,7 @@ def load_split(bundle: Bundle, variant: str, steps: Steps, floor: Floor | None, 
 
 def load_counters(bundle: Bundle, variant: str, counters: Columns) -> StepCounters:
     """Return what the counters say of the pass that they were read in."""
-    found = StepCounters(None, None, None, 0, 0)
+    found = StepCounters(None, None, None, None, 0, 0)
     if not len(counters):
         return found
     for run_pass in SAMPLED:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.diagnose.columns import Columns, Floats
-from workbench.diagnose.intervals import merge, union_within
+from workbench.diagnose.intervals import coverage, union_within
 from workbench.diagnose.steps import Ints, Steps
 
-READ_BYTES = re.compile(r"dram\w*__bytes_read\.sum|dram_read_bytes|hbm_read_bytes", re.IGNORECASE)
-READ_SECTORS = re.compile(r"dramc?__sectors_op_read\.sum|dramc?__sectors_read\.sum", re.IGNORECASE)
+READ_BYTES = re.compile(r"dram_read_bytes|dram__bytes_read\.sum", re.IGNORECASE)
+READ_SECTORS = re.compile(r"dramc?__sectors(_op)?_read\.sum", re.IGNORECASE)
+LOCAL_BYTES = re.compile(r"local_(read|write)_bytes", re.IGNORECASE)
 SECTOR_BYTES = 32
-ISSUE = re.compile(
-    r"inst_issued|issue_active|inst_executed(?!_op_local)|pipe_(alu|fma|int)\w*cycles_active|alu_active", re.IGNORECASE
-)
-"""Counters that say how busy the instruction pipes are, in percent or as a share of the peak."""
+ISSUE = re.compile(r"instructions_per_cycle|sm__inst_executed.*\.avg|issue_active", re.IGNORECASE)
+"""Counters that say how busy the instruction schedulers of an SM were: instructions a cycle, or a share."""
+
+SCHEDULERS = 4
+"""Warp instructions an SM executes a cycle at most."""
 
 MIN_SAMPLES = 20
 
@@ -23,63 +25,68 @@ MIN_SAMPLES = 20
 @dataclass(frozen=True, slots=True)
 class StepCounters:
     """Counters of the pass whose steps they fall in. ``read_bytes``: DRAM bytes read a step. ``read_rate``: bytes a
-    second within steps. ``issue``: 0 to 1, how busy the instruction pipes were. None: not measured. ``samples``: how
+    second within steps. ``issue``: 0 to 1, how busy the instruction schedulers were. ``local_bytes``: local memory read
+    and written a step. None: not measured. ``samples``: how
     many samples of the read counter lie in steps."""
 
     read_bytes: float | None
     read_rate: float | None
     issue: float | None
+    local_bytes: float | None
     samples: int
     steps: int
 
 
 def step_counters(counters: Columns, steps: Steps) -> StepCounters:
     """Return what ``counters`` say of ``steps``: each sample counts by the part of it that lies in a step."""
-    nothing = StepCounters(None, None, None, 0, len(steps))
+    nothing = StepCounters(None, None, None, None, 0, len(steps))
     if not len(counters) or not len(steps):
         return nothing
     codes, names = counters.codes("name")
     start, end, value = counters.ints("start_ns"), counters.ints("end_ns"), counters.floats("value")
     order = np.argsort(steps.start, kind="stable")
-    first, last = merge(steps.start[order], steps.end[order])
+    until = coverage(steps.start[order], steps.end[order])
+    mean_ns = float(steps.wall.mean())
 
-    def within(match: re.Pattern[str]) -> tuple[Ints, Ints, Floats]:
-        wanted = np.array([bool(match.search(name)) for name in names] + [False], bool)[codes]
-        wanted &= (end > start) & np.isfinite(value)
-        rows = np.flatnonzero(wanted)
-        at = np.searchsorted(first, end[rows], side="left") - 1
-        inside = (at >= 0) & (last[np.maximum(at, 0)] > start[rows])
-        return start[rows[inside]], end[rows[inside]], value[rows[inside]]
+    def within(match: re.Pattern[str]) -> tuple[Ints, Floats, Floats, list[str]]:
+        """Return length, part within steps, and value of each sample of the counters that match, and their names."""
+        matching = [bool(match.search(name)) for name in names]
+        rows = np.flatnonzero(np.array([*matching, False], bool)[codes] & (end > start) & np.isfinite(value))
+        length = end[rows] - start[rows]
+        part = (until(end[rows]) - until(start[rows])) / length if len(rows) else np.zeros(0)
+        inside = part > 0
+        listed = [name for name, found in zip(names, matching, strict=True) if found]
+        return length[inside], part[inside], value[rows][inside], listed
 
-    def cover(starts: Ints, ends: Ints) -> Floats:
-        """Return, for each sample, the part of it that lies in steps, 0 to 1."""
-        until = np.concatenate(([0], np.cumsum(last - first)))
+    def rate(match: re.Pattern[str]) -> tuple[float | None, int]:
+        """Return what the counters add up to in a second of step time, and how many samples say so.
 
-        def before(moment: Ints) -> Ints:
-            at = np.searchsorted(first, moment, side="right") - 1
-            part = np.where(at >= 0, np.minimum(moment, last[np.maximum(at, 0)]) - first[np.maximum(at, 0)], 0)
-            return until[np.maximum(at, 0)] + part
+        Steps that no sample covers count at this rate: gaps between samples lose nothing.
+        """
+        length, part, values, listed = within(match)
+        seen = float((length * part).sum()) / max(len(listed), 1)
+        if len(values) < MIN_SAMPLES or not seen:
+            return None, len(values)
+        return float((values * part).sum()) / seen * 1e9, len(values)
 
-        return (before(ends) - before(starts)) / (ends - starts)
-
-    for match, factor in ((READ_BYTES, 1), (READ_SECTORS, SECTOR_BYTES)):
-        starts, ends, values = within(match)
-        if len(values) >= MIN_SAMPLES and values.any():
-            part = cover(starts, ends)
-            seen = float(((ends - starts) * part).sum())
-            rate = float((values * factor * part).sum()) / seen * 1e9 if seen else 0.0
-            # Steps that no sample covers count at the mean rate: gaps between samples lose no bytes.
-            total = rate * float(steps.wall.sum()) / 1e9
-            issue = _mean(*within(ISSUE))
-            return StepCounters(total / len(steps), rate, issue, len(values), len(steps))
-    return StepCounters(None, None, _mean(*within(ISSUE)), 0, len(steps))
-
-
-def _mean(starts: Ints, ends: Ints, values: Floats) -> float | None:
-    if len(values) < MIN_SAMPLES:
-        return None
-    mean = float(np.average(values, weights=ends - starts))
-    return mean / 100 if mean > 1.5 else mean
+    read, samples = rate(READ_BYTES)
+    if not read:
+        read, samples = rate(READ_SECTORS)
+        read = read * SECTOR_BYTES if read else None
+    local, _ = rate(LOCAL_BYTES)
+    length, part, values, listed = within(ISSUE)
+    issue = float(np.average(values, weights=length * part)) if len(values) >= MIN_SAMPLES else None
+    if issue is not None:
+        percent = any("pct" in name or "active" in name for name in listed)
+        issue = issue / 100 if percent and issue > 1.5 else issue if percent else issue / SCHEDULERS
+    return StepCounters(
+        read * mean_ns / 1e9 if read else None,
+        read,
+        issue,
+        None if local is None else local * mean_ns / 1e9,
+        samples if read else 0,
+        len(steps),
+    )
 
 
 @dataclass(frozen=True, slots=True)

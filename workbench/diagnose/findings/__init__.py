@@ -7,12 +7,42 @@ from collections.abc import Callable
 
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding, ranked
+from workbench.diagnose.findings.byte_losses import expanded_weights, over_fetch, replicated_weights
+from workbench.diagnose.findings.conditions import (
+    clock_throttled,
+    data_quality,
+    foreign_process,
+    noisy_run,
+    step_outliers,
+)
+from workbench.diagnose.findings.cpu_host import context_cost, host_stall
+from workbench.diagnose.findings.device_losses import device_losses
+from workbench.diagnose.findings.graphs import graph_break
+from workbench.diagnose.findings.host_waits import cpu_sync, host_bound
+from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict
 
 Detector = Callable[[Facts], list[Finding]]
 
-DETECTORS: tuple[Detector, ...] = ()
+DETECTORS: tuple[Detector, ...] = (
+    data_quality,
+    foreign_process,
+    clock_throttled,
+    noisy_run,
+    step_outliers,
+    device_losses,
+    graph_break,
+    cpu_sync,
+    host_bound,
+    host_stall,
+    context_cost,
+    expanded_weights,
+    over_fetch,
+    replicated_weights,
+    unfused_sampling,
+    verify_time,
+)
 
 
 def find(bundle: Bundle, variant: str, judged: Verdict | None = None) -> tuple[Finding, ...]:

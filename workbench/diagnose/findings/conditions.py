@@ -1,0 +1,212 @@
+"""What the run happened under: clocks, other processes, uneven steps, and a trace that may not be trusted."""
+
+import re
+
+import numpy as np
+
+from workbench.diagnose.facts import Facts
+from workbench.diagnose.finding import Evidence, Finding
+from workbench.diagnose.findings.gain import gain, ms, noise, severity, stands_out
+from workbench.diagnose.numbers import percent
+from workbench.quantity import Quantity
+from workbench.trace.claims import CLAIMS
+
+OUTLIER_SIGMA = 6.0
+OUTLIER_TIMES = 2.0
+"""A step is an outlier from twice the median on, and only where ordinary steps do not reach that by chance."""
+
+OUTLIERS_AT_MOST = 0.1
+THROTTLED_SHARE = 0.2
+"""Share of the samples with a throttle reason from which it shaped the run."""
+
+LESS_CLOCK = 0.03
+
+DOUBTS = ("head-loss", "launch-without-kernel", "missing-graph-nodes", "data-loss", "counter-gap")
+"""Warnings that say records are missing. Errors always become findings."""
+
+
+def step_outliers(facts: Facts) -> list[Finding]:
+    """A few steps take much longer than the rest, by more than steps vary."""
+    steps = facts.steps
+    if len(steps) < 20:
+        return []
+    wall = steps.wall.astype(float)
+    median = float(np.median(wall))
+    spread = 1.4826 * float(np.median(np.abs(wall - median)))
+    limit = max(OUTLIER_TIMES * median, median + OUTLIER_SIGMA * spread)
+    slow = np.flatnonzero(wall > limit)
+    excess = float((wall[slow] - median).sum())
+    # Half of the time such steps lose has to stand out: on a shared machine some are always there.
+    if not len(slow) or len(slow) > OUTLIERS_AT_MOST * len(wall) or not stands_out(facts, excess / 2):
+        return []
+    order = slow[np.argsort(-wall[slow], kind="stable")]
+    period = np.diff(slow)
+    regular = len(period) >= 3 and float(period.std()) <= 0.2 * float(period.mean())
+    recoverable = gain(facts, excess, "measured", 0.5 * excess)
+    every = f", every {period.mean():.0f} steps" if regular else ""
+    return [
+        Finding(
+            id="step-outliers",
+            severity=severity(facts, recoverable),
+            variant=facts.variant,
+            title="A few steps are far slower",
+            sentence=(
+                f"{len(slow)} of {len(wall)} steps take more than {limit / median:.2g} times the median of "
+                f"{ms(median)}, up to {ms(float(wall.max()))}{every}: {percent(excess / facts.wall_ns, 2)} of all time."
+            ),
+            remedy="look at what happens then: garbage collection, logging, memory that grows, a scheduler tick"
+            if regular
+            else "keep other work off the machine, pin the process's cores, and repeat; if they stay, trace one",
+            confidence="high" if regular else "medium",
+            evidence=(
+                Evidence(
+                    "steps beyond the limit",
+                    Quantity(float(len(slow)), "steps", "measured"),
+                    "steps",
+                    tuple(steps.step_id[order[:16]].tolist()),
+                ),
+                Evidence("their time beyond the median", Quantity(excess / 1e6, "ms", "measured"), "steps"),
+            ),
+            recoverable=recoverable,
+        )
+    ]
+
+
+def clock_throttled(facts: Facts) -> list[Finding]:
+    """The device's clocks were held down while steps ran."""
+    counters = facts.counters
+    if not len(counters) or not len(facts.steps):
+        return []
+    start = counters.ints("start_ns")
+    first, last = int(facts.steps.start.min()), int(facts.steps.end.max())
+    during = (start >= first) & (start <= last)
+    if during.sum() < 3:
+        during = np.ones(len(counters), bool)
+    codes, names = counters.codes("name")
+    value = counters.floats("value")
+    held: dict[str, float] = {}
+    for code, name in enumerate(names):
+        if "throttle" in name.lower():
+            own = during & (codes == code)
+            if own.any():
+                held[name] = float((np.nan_to_num(value[own]) > 0).mean())
+    reasons = {name: share for name, share in held.items() if share >= THROTTLED_SHARE}
+    if not reasons:
+        return []
+    clock = [code for code, name in enumerate(names) if re.fullmatch(r"sm_clock|sm clock|clocks_sm", name)]
+    own = during & np.isin(codes, clock)
+    mean = float(value[own].mean()) if own.any() else 0.0
+    most = _most_clock(facts)
+    missing = 1 - mean / most if mean and most else 0.0
+    if mean and most and missing < LESS_CLOCK:
+        return []
+    # Memory runs on a clock of its own: at most the time beyond the floor would shrink.
+    beyond = facts.wall_ns - sum(one.total_ns for one in facts.accounting.causes if one.name == "floor")
+    recoverable = gain(facts, missing * beyond, "estimated", 0.0) if missing else None
+    named = ", ".join(name.removeprefix("throttle_") for name in reasons)
+    share = max(reasons.values())
+    clocks = f", SM clock {mean / 1e6:.0f} of {most / 1e6:.0f} MHz" if missing else ""
+    return [
+        Finding(
+            id="clock-throttled",
+            severity="major" if missing >= 0.1 else "minor",
+            variant=facts.variant,
+            title="Clocks were held down",
+            sentence=f"In {percent(share, 2)} of the samples the driver held clocks down ({named}){clocks}.",
+            remedy="check power limit, cooling and other load (nvidia-smi -q -d PERFORMANCE); compare runs at"
+            " equal clocks only",
+            confidence="high" if missing else "medium",
+            evidence=(
+                *(
+                    Evidence(f"samples with {name}", Quantity(part, "share", "measured"), "counters")
+                    for name, part in reasons.items()
+                ),
+                *([Evidence("mean SM clock", Quantity(mean / 1e6, "MHz", "measured"), "counters")] if mean else []),
+            ),
+            recoverable=recoverable,
+        )
+    ]
+
+
+def _most_clock(facts: Facts) -> float:
+    """Return the highest SM clock of the device in Hz; 0 where it is not known."""
+    for row in facts.bundle.table("env").to_pylist():
+        if row["key"].endswith("sm_clock_max_mhz"):
+            try:
+                return float(row["value"]) * 1e6
+            except ValueError:
+                return 0.0
+    return 0.0
+
+
+def foreign_process(facts: Facts) -> list[Finding]:
+    """Another process computes on the device. In a container a run may see itself under another pid, so programs
+    of this kind's own name do not count."""
+    others = []
+    for row in facts.bundle.table("env").to_pylist():
+        if row["key"].endswith("other_processes") and not row["value"].startswith(("none", "not known")):
+            others += [part.strip() for part in row["value"].split(", ")]
+    strangers = [one for one in others if not re.search(r"python|unknown|workbench", one, re.IGNORECASE)]
+    if not strangers:
+        return []
+    return [
+        Finding(
+            id="foreign-process",
+            severity="major",
+            variant=facts.variant,
+            title="Another process on the device",
+            sentence=f"{len(strangers)} other processes computed on the device: {', '.join(strangers[:3])}.",
+            remedy="stop them, or take another device, and measure again",
+            confidence="medium",
+            evidence=(Evidence("other processes", Quantity(float(len(strangers)), "processes", "measured"), "env"),),
+        )
+    ]
+
+
+def data_quality(facts: Facts) -> list[Finding]:
+    """What the verdict found wrong: each error, and each warning that says records are missing."""
+    found = []
+    for check in facts.verdict.checks:
+        if check.severity != "error" and check.id not in DOUBTS:
+            continue
+        refused = "; ".join(CLAIMS[claim] for claim in check.refuses)
+        found.append(
+            Finding(
+                id="data-quality",
+                severity="critical" if check.severity == "error" else "note",
+                variant=facts.variant,
+                title=f"The trace cannot be trusted: {check.id}" if check.severity == "error" else f"Lost: {check.id}",
+                sentence=f"{check.message[:1].upper()}{check.message[1:]}"
+                + (f"; not said: {refused}." if refused else "."),
+                remedy="record again: warm the profiler up, let no second profiler run, and keep the window short",
+                confidence="high",
+                evidence=(Evidence(check.id, Quantity(float(check.count), "rows", "measured"), _table(check.id)),),
+                location=check.id,
+            )
+        )
+    return found
+
+
+def _table(check: str) -> str:
+    if check.startswith("counter") or check == "throttled":
+        return "counters"
+    return "losses" if check in ("data-loss", "damaged") else "kernels"
+
+
+def noisy_run(facts: Facts) -> list[Finding]:
+    """Steps vary so much that losses below a tenth of the tok/s cannot be told from chance."""
+    spread = noise(facts)
+    if len(facts.steps) < 20 or spread < 0.1:
+        return []
+    return [
+        Finding(
+            id="noisy-run",
+            severity="note",
+            variant=facts.variant,
+            title="Step times vary too much",
+            sentence=f"The mean step time is known to ± {percent(spread, 2)} only: smaller losses are not reported.",
+            remedy="keep other work off the machine, fix the number of threads, take more steps",
+            confidence="high",
+            evidence=(Evidence("half-width of the mean step time", Quantity(spread, "share", "measured"), "steps"),),
+        )
+    ]
