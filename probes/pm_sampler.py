@@ -140,9 +140,9 @@ class PmSampler:
         """Arm the counters; they count when this returns. Raises SidecarError."""
         self.prepare()
         link = self._require()
-        self._started_ns = time.perf_counter_ns()
         link.send("start")
         link.receive(START_SECONDS, "started")
+        self._started_ns = time.perf_counter_ns()
 
     def annotate(self, name: str) -> AbstractContextManager[object]:
         """Do nothing: the sampler does not see the host."""

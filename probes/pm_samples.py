@@ -16,7 +16,10 @@ from workbench.trace.clocks import Bracket, Fit, Sample, Times, fit
 SOURCE = "pm_sampler"
 ACTIVITY = "sm_active"
 MARGIN_NS = 2_000_000
-"""How far outside start and stop a sample may lie before it is damaged: a sampler is armed and stopped with a delay."""
+"""How far outside start and stop a sample may lie before it is dropped: a sampler is armed and stopped with a delay."""
+
+EDGE_NS = 100_000
+"""How much of a capture may lack samples at its ends: the last sample is not complete when counting is stopped."""
 
 GAP = 1.5
 """Samples that begin so many intervals apart, at least, have a gap between them or are too long."""
@@ -86,7 +89,8 @@ def clean(raw: RawSamples, placed: Fit, name: str, window: tuple[int, int], inte
     """Return the valid samples and what was lost.
 
     The first sample of a session is garbage (huge counts, a stale start) and always dropped. Others are dropped where
-    they end before they begin, lie outside ``window`` (start and stop on the run's clock) or repeat a time.
+    they end before they begin, repeat a time, or lie outside ``window``: counting had begun and had not been stopped,
+    on the run's clock. Samples from before are left over from an earlier capture.
     """
     losses: list[Loss] = []
     times, values = raw.times[1:], raw.values[1:]
@@ -94,18 +98,35 @@ def clean(raw: RawSamples, placed: Fit, name: str, window: tuple[int, int], inte
     sane = (times > 0).all(axis=1) & (times < 1 << 61).all(axis=1) & (times[:, 1] > times[:, 0])
     times, values = times[sane], values[sane]
     start, end = placed.place_all(times[:, 0]), placed.place_all(times[:, 1])
-    inside = (start >= window[0] - MARGIN_NS) & (end <= window[1] + MARGIN_NS)
+    stale = end <= window[0] - MARGIN_NS
+    inside = ~stale & (end <= window[1] + MARGIN_NS)
     start, end, values = start[inside], end[inside], values[inside]
     order = np.argsort(start, kind="stable")
     start, end, values = start[order], end[order], values[order]
     fresh = np.ones(len(start), bool)
     fresh[1:] = start[1:] >= np.maximum.accumulate(end)[:-1] - interval_ns // 2
     start, end, values = start[fresh], end[fresh], values[fresh]
-    if damaged := len(raw.times[1:]) - len(start):
+    if left_over := int(stale.sum()):
+        losses.append(_loss("stale-samples", left_over, None, None, "info", "left over from before: dropped"))
+    if damaged := len(raw.times[1:]) - left_over - len(start):
         losses.append(
             _loss("damaged-samples", damaged, None, None, "data_loss", "times that cannot be: the samples were dropped")
         )
-    return Samples(start, end, values, placed, name, losses + _gaps(start, end, interval_ns))
+    return Samples(
+        start, end, values, placed, name, losses + _uncovered(start, end, window) + _gaps(start, end, interval_ns)
+    )
+
+
+def _uncovered(start: Times, end: Times, window: tuple[int, int]) -> list[Loss]:
+    """Return the parts of ``window`` before the first sample and after the last."""
+    if not len(start):
+        return []
+    edges = (("late-start", window[0], int(start[0])), ("early-end", int(end[-1]), window[1]))
+    return [
+        _loss(kind, 1, first, last, "data_loss", f"no counts for {(last - first) / 1e3:.0f} us of the capture")
+        for kind, first, last in edges
+        if last - first > EDGE_NS
+    ]
 
 
 def _gaps(start: Times, end: Times, interval_ns: int) -> list[Loss]:

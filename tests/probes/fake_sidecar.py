@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-SAMPLES = 200
 DRIFT_PPB = 5_000
 UNIX_NS = 1_700_000_000_000_000_000
 READ_BYTES = 44_000_000
@@ -36,10 +35,18 @@ def anchors(mode: str) -> dict[str, list[list[int]]]:
     return {"unix": found["unix"]} if mode == "unix-only" else found
 
 
-def write(mode: str, spool: Path, readings: list[str], interval: int, first: int) -> int:
-    """Write samples that begin at ``first`` of the monotonic clock; return how many."""
+def write(mode: str, spool: Path, readings: list[str], interval: int, first: int, last: int) -> int:
+    """Write samples from ``first`` to ``last`` of the monotonic clock; return how many."""
     shift = -UNIX_NS // 2 if mode == "cupti-clock" else 0
-    spans = [(first + index * interval, first + (index + 1) * interval) for index in range(SAMPLES)]
+    spans = [(first + index * interval, first + (index + 1) * interval) for index in range((last - first) // interval)]
+    if mode == "late":
+        spans = spans[30:]
+    if mode == "early":
+        spans = spans[:-30]
+    if mode == "stale":
+        spans[1:1] = [
+            (first - 10_000_000 + index * interval, first - 9_990_000 + index * interval) for index in range(5)
+        ]
     if mode == "gap":
         spans = spans[:50] + spans[60:]
     if mode == "long":
@@ -108,7 +115,8 @@ def main() -> int:
                 time.sleep(60)
             if mode == "crash-at-stop":
                 os.abort()
-            samples = 0 if mode == "zero" else write(mode, options.spool, readings, options.interval_ns, first)
+            span = first, time.perf_counter_ns()
+            samples = 0 if mode == "zero" else write(mode, options.spool, readings, options.interval_ns, *span)
             if mode == "zero":
                 for name in ("times.i64", "values.f64"):
                     (options.spool / name).touch()

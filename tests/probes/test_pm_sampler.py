@@ -20,8 +20,8 @@ from workbench.trace.rows import conform, from_rows
 
 FAKE = Path(__file__).parent / "fake_sidecar.py"
 READ_BYTES = 44_000_000
-KEPT = 199
-"""Of 200 samples: the first of a session is garbage."""
+LEAST = 350
+"""Samples of 10 us in the 4 ms of a capture, less what a late stop hides."""
 
 
 @pytest.fixture
@@ -76,15 +76,17 @@ def test_samples_become_rows_of_the_counters_table_on_the_runs_clock(sampler: An
     capture = probe.stop()
     after = time.perf_counter_ns()
     table = capture.columns["counters"]
-    assert conform("counters", table).num_rows == KEPT * 7
+    kept = len(_values(capture, "dram_read_bytes"))
+    assert kept > LEAST
+    assert conform("counters", table).num_rows == kept * 7
     assert set(table.column("source").to_pylist()) == {"pm_sampler"}
     assert set(table.column("device").to_pylist()) == {3}
     assert before < pc.min(table.column("start_ns")).as_py()
     assert pc.max(table.column("end_ns")).as_py() < after
-    assert _values(capture, "dram_read_bytes") == [READ_BYTES] * KEPT  # sectors of 32 bytes
-    assert _values(capture, "ctas_per_sm") == [2.0] * KEPT
-    assert _values(capture, "sm_active") == [0.5] * KEPT
-    assert _values(capture, "warps_active") == [0.25] * KEPT  # 16 warps of 64, over the two SMs of a TPC
+    assert _values(capture, "dram_read_bytes") == [READ_BYTES] * kept  # sectors of 32 bytes
+    assert _values(capture, "ctas_per_sm") == [2.0] * kept
+    assert _values(capture, "sm_active") == [0.5] * kept
+    assert _values(capture, "warps_active") == [0.25] * kept  # 16 warps of 64, over the two SMs of a TPC
     assert not capture.losses
     assert not capture.missing
     assert 0 < capture.residual_ns < 2_000
@@ -104,7 +106,7 @@ def test_a_sidecar_serves_one_capture_after_another(sampler: Any) -> None:
 @pytest.mark.parametrize("mode", ["unix-only", "cupti-clock"])
 def test_the_clock_is_the_one_by_which_samples_fall_inside_the_capture(sampler: Any, mode: str) -> None:
     capture = _capture(sampler(mode))
-    assert len(_values(capture, "dram_read_bytes")) == KEPT
+    assert len(_values(capture, "dram_read_bytes")) > LEAST
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_capture_that_fails_is_a_loss_and_not_the_end_of_the_run(sampler: Any,
 
 def test_readings_that_make_a_set_count_nothing_are_left_out_and_said(sampler: Any) -> None:
     capture = _capture(sampler("empty-with-pcie"))
-    assert len(_values(capture, "dram_read_bytes")) == KEPT
+    assert len(_values(capture, "dram_read_bytes")) > LEAST
     assert [missing.why for missing in capture.missing] == [
         "pcie_read_bytes: the set counts nothing with it",
         "pcie_write_bytes: the set counts nothing with it",
@@ -180,6 +182,19 @@ def test_a_gap_is_a_loss_with_its_time_and_the_samples_it_cost(sampler: Any) -> 
     _valid(capture)
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("late", "late-start"), ("early", "early-end")])
+def test_a_capture_that_samples_do_not_cover_is_a_loss(sampler: Any, mode: str, kind: str) -> None:
+    (loss,) = _capture(sampler(mode)).losses
+    assert (loss["kind"], loss["severity"]) == (kind, "data_loss")
+    assert loss["last_ns"] - loss["first_ns"] > 200_000
+
+
+def test_samples_left_over_from_before_are_dropped_and_do_no_harm(sampler: Any) -> None:
+    capture = _capture(sampler("stale"))
+    (loss,) = capture.losses
+    assert (loss["kind"], loss["count"], loss["severity"]) == ("stale-samples", 5, "info")
+
+
 def test_a_sample_that_stands_for_several_is_said(sampler: Any) -> None:
     (loss,) = _capture(sampler("long")).losses
     assert (loss["kind"], loss["count"], loss["severity"]) == ("long-samples", 1, "info")
@@ -189,7 +204,7 @@ def test_a_full_buffer_is_a_loss(sampler: Any) -> None:
     capture = _capture(sampler("overflow"))
     assert _kinds(capture) == ["overflow", "ended-early"]
     assert capture.losses[1]["detail"] == "the hardware buffer stayed full"
-    assert len(_values(capture, "dram_read_bytes")) == KEPT  # what was decoded before is kept
+    assert len(_values(capture, "dram_read_bytes")) > LEAST  # what was decoded before is kept
     _valid(capture)
 
 
@@ -198,8 +213,8 @@ def test_damaged_samples_are_dropped_and_counted(sampler: Any) -> None:
     assert capture.losses[0]["kind"] == "damaged-samples"
     assert capture.losses[0]["count"] == 3
     assert _kinds(capture)[1:] == ["counter-gap"] * 3
-    assert len(_values(capture, "dram_read_bytes")) == KEPT - 3
-    assert len(_values(capture, "dram_write_bytes")) == KEPT - 4  # one is not a number
+    read, written = (len(_values(capture, name)) for name in ("dram_read_bytes", "dram_write_bytes"))
+    assert LEAST < read == written + 1  # one is not a number
     assert np.isfinite(capture.columns["counters"].column("value").to_numpy()).all()
     _valid(capture)
 
@@ -207,8 +222,9 @@ def test_damaged_samples_are_dropped_and_counted(sampler: Any) -> None:
 def test_bins_add_bytes_and_average_shares(sampler: Any) -> None:
     capture = _capture(sampler("good", bin_ns=100_000))
     read = _values(capture, "dram_read_bytes")
-    assert sum(read) == READ_BYTES * KEPT
-    assert 18 <= len(read) <= 21
+    assert sum(read) % READ_BYTES == 0
+    assert sum(read) > LEAST * READ_BYTES
+    assert len(read) == -(-sum(read) // READ_BYTES // 10)
     assert _values(capture, "sm_active") == [0.5] * len(read)
 
 
