@@ -8,10 +8,13 @@ import sys
 from importlib.metadata import files
 
 SUBPACKAGES = (
-    *("decode", "trace", "diagnose", "ingest", "gate", "commands"),
+    *("decode", "trace", "diagnose", "ingest", "gate", "commands", "run"),
     *("probes", "kernels", "dashboards", "scenarios", "reports"),
 )
-NEEDS_TORCH = ("workbench.decode.", "workbench.runner", "workbench.kernels.")
+NEEDS_TORCH = (
+    *("workbench.decode.", "workbench.runner", "workbench.run.", "workbench.kernels."),
+    "workbench.probes.marker_kernels",
+)
 
 
 def main(extent: str) -> None:

@@ -43,8 +43,17 @@ class StepPlan:
     small_prefetch: SmallPrefetch = "consumers"
     copy_bytes: int = 0
     join_parts: int = 0
+    in_flight: int = 0
+    claim: int = 0
+    hold: bool = False
+    fences: bool = False
+    evict_first: bool = True
 
     def __post_init__(self) -> None:
+        if not 0 <= self.in_flight < self.stages:
+            raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
+        if not 0 <= self.claim <= 7:
+            raise InputError(f"claim must be 0 to 7 (1 gate-up, 2 down, 4 head), not {self.claim}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
             raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
         if not 0 <= self.join_parts <= 8:
@@ -61,9 +70,8 @@ def _tail_bytes(shape: StepShape, warps: int, stages: int, pieces: int) -> int:
     vector = 2 * max(shape.hidden, shape.query_rows)
     act = max(2 * vector, 2 * shape.top_k * shape.inter)
     parts = pieces * warps * 16 * 4
-    return (
-        16 * stages + 8 + 40 + 8 * shape.top_k + 8 * warps + 16 + 16 + 64 * pieces + 4 * shape.hidden + act + parts + 64
-    )
+    words = 5 * stages + 4 + 17 * pieces + 4 + 2 * shape.top_k + 2 * warps + 4 + 4 + shape.hidden
+    return 4 * words + act + parts + 64
 
 
 def shared_bytes(shape: StepShape, plan: StepPlan) -> int:
@@ -92,7 +100,7 @@ def make_plan(
     if shape.heads // shape.kv_heads > warps:
         raise InputError(f"{shape.heads // shape.kv_heads} query heads a KV head need as many warps, there are {warps}")
     out_tiles = shape.hidden // 16
-    needed = max(-(-out_tiles * shape.top_k // grid) + 1, -(-out_tiles // grid) + 1, shape.top_k)
+    needed = -(-out_tiles // grid) + 1
     group = shape.heads // shape.kv_heads
     floats = max(warps * shape.experts, group * (shape.head_dim + 64) + 2 * shape.head_dim)
     needed = max(needed, -(-floats // (warps * 16)))
@@ -143,6 +151,11 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "SMALL": _SMALL[plan.small_prefetch],
         "COPY_BYTES": plan.copy_bytes,
         "JOIN": plan.join_parts,
+        "IN_FLIGHT": plan.in_flight,
+        "CLAIM": plan.claim,
+        "HOLD": int(plan.hold),
+        "FENCES": int(plan.fences),
+        "EVICT": int(plan.evict_first),
     }
 
 
@@ -158,7 +171,7 @@ def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
     return (
         2 * shape.qkv_rows
         + shape.query_rows
-        + 4 * shape.hidden
+        + (2 + shape.top_k) * shape.hidden
         + plan.grid * shape.experts
         + shape.top_k * shape.inter // 2
         + 2 * plan.grid
@@ -169,7 +182,8 @@ def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
 @dataclass(slots=True)
 class StepBuffers:
     """What a step reads and writes besides weights. ``state``: int32 token, position; ``lanes``: int64
-    [grid, layers * 5 + 1, 3] %globaltimer ns (phase may start, activation ready, work done), empty without lanes."""
+    [grid, layers * 5 + 1, 3] %globaltimer ns (phase may start, activation ready, work done), empty without lanes;
+    ``ready`` of attention is 0, of the first layer's attention the SM that the CTA runs on."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -215,7 +229,7 @@ def make_buffers(
         scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
         logits=allocate("logits", (shape.vocab,), torch.float32),
         routing=allocate("routing", (shape.layers, shape.top_k), torch.int32),
-        sync=allocate("counters", (3 + shape.kv_heads,), torch.int32),
+        sync=allocate("counters", (-(-(3 + shape.kv_heads) // 32) * 32 + 96,), torch.int32),
         lanes=allocate("lanes", lanes, torch.int64),
     )
 

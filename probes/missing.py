@@ -1,15 +1,35 @@
-"""What a run on this kind of device cannot measure, instrument by instrument: shown in every report."""
+"""What a run on this kind of device does not measure by choice or by nature: shown in every report.
+
+What was wanted and failed is said by the instrument itself.
+"""
+
+from typing import Protocol
 
 from workbench.probes.protocol import Missing
 
 _NO_GPU = "the run is on the CPU"
 _ON_GPU = "run on an NVIDIA GPU"
-_NO_SAMPLER = "this version has no counter sampler"
 _MODELLED = "bytes of the byte model over step time, tagged modelled"
 
 
-def unmeasured(device: str, *, engine: str) -> list[Missing]:
-    """Return the signals that no instrument of this version reads on ``device`` ("cpu" or "cuda") for ``engine``."""
+class Switches(Protocol):
+    """Which instruments were asked for (``workbench.scenario.Instruments``)."""
+
+    @property
+    def pm(self) -> bool:
+        """The counter sampler."""
+
+    @property
+    def nvml(self) -> bool:
+        """NVML."""
+
+    @property
+    def static(self) -> bool:
+        """Resources of compiled kernels."""
+
+
+def unmeasured(device: str, *, engine: str, instruments: Switches) -> list[Missing]:
+    """Return the signals that are not read on ``device`` ("cpu" or "cuda") for ``engine``, and why."""
     if device == "cpu":
         no_kernels, gaps = "no kernels are launched", "host time between operators"
         return [
@@ -19,10 +39,14 @@ def unmeasured(device: str, *, engine: str) -> list[Missing]:
             Missing("kernels", "launch gaps", no_kernels, fallback=gaps, fix=_ON_GPU),
             Missing("kernels", "CPU-GPU synchronisation", _NO_GPU, fix=_ON_GPU),
         ]
-    libraries = f"the {engine} rung runs library kernels whose binaries are not inspected"
+    means = "NVML's means over a capture" if instruments.nvml else _MODELLED
+    rows = [
+        ("pm_sampler", "pm", "HBM throughput and CTA occupancy", means),
+        ("nvml", "nvml", "clocks, power and throttling", ""),
+        ("static", "static", "register spills and occupancy limits", "registers of the traced launches"),
+    ]
     return [
-        Missing("pm_sampler", "HBM throughput", _NO_SAMPLER, fallback=_MODELLED),
-        Missing("pm_sampler", "CTA occupancy", _NO_SAMPLER),
-        Missing("kernels", "kernel times and launch gaps", "this version records host operators only"),
-        Missing("static", "register spills", libraries),
+        Missing(probe, what, f"instruments.{switch} is false", fallback=fallback, fix=f"set instruments.{switch}")
+        for probe, switch, what, fallback in rows
+        if not getattr(instruments, switch)
     ]

@@ -109,6 +109,7 @@ def test_the_bundle_is_sealed_whole_and_says_what_was_run(bundle: Bundle, scenar
         "host",
         "tensors",
         "roofs",
+        "env",
         "limits",
     }
     wanted = scenario()
@@ -313,7 +314,7 @@ def test_steps_reach_the_disk_while_the_run_goes_on(
 ) -> None:
     out = tmp_path / "live"
     monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.0)
-    monkeypatch.setattr(runner, "STEPS_PER_APPEND", 3)
+    monkeypatch.setattr("workbench.run.sequence.STEPS_PER_APPEND", 3)
     decode, held_back = Engine.decode, []
     done = 0
 

@@ -30,6 +30,12 @@
 //   SMALL                           who asks L2 for the next layer's small arrays (router, biases, gains, sinks): 0 nobody, 1 the
 //                                   consumers as they start QKV, 2 the producer, whose copies no barrier's fence waits for
 //   COPY_BYTES                      most bytes a bulk copy of weights (mxfp4.cuh)
+//   IN_FLIGHT                       most stages of a CTA that are asked for and not there yet (0: the whole ring). What is asked for
+//                                   early queues before what others wait for: barriers, parts read from L2
+//   CLAIM                           whose row tiles are claimed from a counter after the first 5/8, not dealt: 1 gate-up, 2 down, 4 head
+//   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
+//   FENCES                          1: a fence beside each release and acquire (they order alike without)
+//   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
 #include "mxfp4.cuh"
@@ -39,6 +45,21 @@
 #endif
 #ifndef SMALL
 #define SMALL 1
+#endif
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 0
+#endif
+#ifndef CLAIM
+#define CLAIM 0
+#endif
+#ifndef HOLD
+#define HOLD 0
+#endif
+#ifndef FENCES
+#define FENCES 0
+#endif
+#ifndef EVICT
+#define EVICT 1
 #endif
 #ifndef WATCHDOG_NS
 #define WATCHDOG_NS 200000000ull
@@ -73,20 +94,24 @@ constexpr int kRouterLanes = (EXPERTS + 31) / 32;
 constexpr int kOutPieces = (kOutTiles + GRID - 1) / GRID + 1;
 constexpr int kRouterRows = (kOutPieces * 16 + WARPS - 1) / WARPS;
 constexpr int kItems = (PIECES * 16 + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
+constexpr int kClaims = (3 + KV_HEADS + 31) / 32 * 32;  // of sync: where the claims' counters lie
+constexpr int kTurns = ((kGroup + 1) * (HEAD_DIM / 2) + kConsumers - 1) / kConsumers;  // pairs a thread rotates in an attention task
 constexpr float kNone = -1e30f;
 
 static_assert(kPerWarp <= 4, "a warp's units of one stage are the eight columns of one MMA");
 static_assert(kGroup <= WARPS, "a warp for each query head of a KV head");
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "lanes hold two or four dimensions");
-static_assert((kOutTiles * TOPK + GRID - 1) / GRID + 1 <= PIECES && TOPK <= PIECES, "one sum over all experts of a row tile");
+static_assert(IN_FLIGHT < STAGES, "the ring bounds what is in flight anyway");
 static_assert(WARPS * EXPERTS <= kPartFloats && kOutPieces <= PIECES, "sums of the router reuse the parts");
 static_assert(kGroup * (HEAD_DIM + kStagePositions) + 2 * HEAD_DIM <= kPartFloats, "queries and scores reuse the parts");
 
 struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
-  u64 routed;
-  u32 low[5], high[5];  // this CTA's share of QKV, output projection, gate-up, down, head
+  u64 routed, held;
+  int tag[STAGES];      // the task of a stage of gate-up, down or head; -1: there is none left
+  int task[PIECES];     // the tasks that are summed together
+  u32 low[2], high[2];  // this CTA's share of QKV and output projection
   int expert[TOPK];
   float weight[TOPK];
   float sums[WARPS], peaks[WARPS];
@@ -99,11 +124,13 @@ struct Shared {
 };
 
 enum Phase { kQkv, kAttention, kOut, kGateUp, kDown, kPhases };
-enum Matrix { kQkvShare, kOutShare, kGateUpShare, kDownShare, kHeadShare };
+enum Matrix { kQkvShare, kOutShare };
+enum Claim { kGateUpClaim, kDownClaim, kHeadClaim };
 
 struct Ring {
   u32 base, full, empty;
   u32 stage, parity;
+  u32 issued, late_stage, late_parity;  // producer: stages asked for (up to IN_FLIGHT), the oldest that may not be there
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) {
       stage = 0;
@@ -117,9 +144,9 @@ struct Ring {
 
 // Contiguous shares, counted in units; within a tile only where there is a tile or more for each CTA, so that a tile never has
 // more than two owners.
-__device__ __forceinline__ void share(Shared& sh, int which, u32 tiles, u32 per_tile, bool whole) {
+__device__ __forceinline__ void share(Shared& sh, int which, u32 tiles, u32 per_tile) {
   const u64 cta = blockIdx.x;
-  if (whole || tiles < GRID) {
+  if (tiles < GRID) {
     sh.low[which] = (u32)(cta * tiles / GRID) * per_tile;
     sh.high[which] = (u32)((cta + 1) * tiles / GRID) * per_tile;
   } else {
@@ -159,11 +186,64 @@ struct Attention {
 
 // --- the producer ---------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 acquire_stage(const Ring& ring, u32 bytes) {
+__device__ __forceinline__ void await_stage(Ring& ring) {
   ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
+#if IN_FLIGHT > 0
+  if (ring.issued < IN_FLIGHT) {
+    ++ring.issued;
+  } else {
+    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
+    if (++ring.late_stage == STAGES) {
+      ring.late_stage = 0;
+      ring.late_parity ^= 1;
+    }
+  }
+#endif
+}
+
+__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
+  await_stage(ring);
   ptx::mbar_expect(ring.full_bar(), bytes);
   return ring.address();
 }
+
+// The same for a stage of a task: its number goes along.
+__device__ __forceinline__ u32 acquire_task(Ring& ring, Shared& sh, u32 bytes, u32 task) {
+  await_stage(ring);
+  sh.tag[ring.stage] = (int)task;
+  ptx::mbar_expect(ring.full_bar(), bytes);
+  return ring.address();
+}
+
+// issue(task) for this CTA's tasks of a phase, in rising order: all dealt, or the first 5/8 and the others claimed, one ahead, so that
+// a slow multiprocessor does fewer. A CTA claims once too often: a phase adds kClaims to its counter, whoever did what.
+template <u32 TASKS, bool CLAIMED>
+struct Deal {
+  static constexpr u32 kRounds = CLAIMED ? TASKS / GRID * 5 / 8 : (TASKS + GRID - 1) / GRID;
+  static constexpr u32 kClaims = TASKS - (CLAIMED ? kRounds * GRID : 0) + GRID;
+  template <typename Issue>
+  static __device__ __forceinline__ void run(Ring& ring, Shared& sh, u32* counter, u32 phase, Issue issue) {
+    for (u32 round = 0; round < kRounds; ++round) {
+      const u32 task = round * GRID + blockIdx.x;
+      if (task < TASKS) issue(task);
+    }
+    if (CLAIMED) {
+      const u32 base = phase * kClaims - kRounds * GRID;
+      for (u32 task = ptx::add_relaxed(counter, 1) - base; task < TASKS;) {
+        const u32 following = ptx::add_relaxed(counter, 1) - base;
+        issue(task);
+        task = following;
+      }
+    }
+    await_stage(ring);
+    sh.tag[ring.stage] = -1;
+    ptx::mbar_arrive(ring.full_bar());
+    ring.next();
+  }
+};
+using GateUpTasks = Deal<TOPK * kGateUpTiles, (CLAIM & 1) != 0>;  // (slot, row tile)
+using DownTasks = Deal<TOPK * kOutTiles, (CLAIM & 2) != 0>;       // (slot, row tile)
+using HeadTasks = Deal<kHeadTiles, (CLAIM & 4) != 0>;             // row tiles
 
 // bf16 tiles lie one after another, steps within them too: a share is one contiguous range.
 template <int STEPS, typename After>
@@ -178,25 +258,23 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, u32 low, u32 high, const
   }
 }
 
-// FP4 units: weights and scales of a tile are two runs. TILE_MAJOR: pieces are (tile, slot), else (slot, tile).
-template <int UNITS, bool TILE_MAJOR>
-__device__ __forceinline__ void stream_fp4(Ring& ring, u32 low, u32 high, const u8* matrix, u32 tiles, const int* expert, u64 policy) {
-  for (u32 at = low; at < high;) {
-    const u32 piece = at / UNITS, offset = at % UNITS;
-    const u32 count = min(min((u32)STAGE_UNITS, UNITS - offset), high - at);
-    const u32 slot = TILE_MAJOR ? piece % TOPK : piece / tiles, tile = TILE_MAJOR ? piece / TOPK : piece % tiles;
-    const u8* source = matrix + ((u64)expert[slot] * tiles + tile) * (UNITS * mxfp4::kUnitBytes);
-    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
+// A row tile of FP4 units: weights and scales are two runs.
+template <int UNITS, u32 TILES>
+__device__ __forceinline__ void stream_tile(Ring& ring, Shared& sh, u32 task, const u8* matrix, u64 policy) {
+  const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
+#pragma unroll
+  for (int at = 0; at < UNITS; at += STAGE_UNITS) {
+    const u32 count = at + STAGE_UNITS < UNITS ? STAGE_UNITS : UNITS - at;
+    const u32 target = acquire_task(ring, sh, count * mxfp4::kUnitBytes, task);
     if (count == UNITS) {
       mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
     } else {
-      mxfp4::load_run(target, source + offset * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
+      mxfp4::load_run(target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
       mxfp4::load_run(target + count * mxfp4::kUnitWeightBytes,
-                     source + UNITS * mxfp4::kUnitWeightBytes + offset * mxfp4::kUnitScaleBytes, count * mxfp4::kUnitScaleBytes,
-                     ring.full_bar(), policy);
+                      source + UNITS * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes, count * mxfp4::kUnitScaleBytes,
+                      ring.full_bar(), policy);
     }
     ring.next();
-    at += count;
   }
 }
 
@@ -246,7 +324,7 @@ __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) 
 // finish needs from memory is asked for there.
 template <int STEPS, typename Prepare, typename Finish>
 __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u32 high, Prepare prepare, Finish finish) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
   // Column 0 of B is the high vector, column 1 the low one, the others are zero.
   const u32 b_base = g == 0 ? ptx::smem_addr(sh.act) + t * 8 : g == 1 ? ptx::smem_addr(sh.act) + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
   const u32 b_step = g < 2 ? 32 : 0;
@@ -290,31 +368,104 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u3
   }
 }
 
-// The same over FP4 units; sh.act holds fp16 vectors, one for all slots (SLOT_STRIDE 0) or one each. undo: the factor that the
-// scaled activation leaves behind.
-template <int UNITS, bool TILE_MAJOR, int SLOT_STRIDE, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, u32 low, u32 high, float undo, Prepare prepare, Finish finish) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const u32 zero = ptx::smem_addr(sh.zero);
-  undo *= mxfp4::kDecodeBias;
-  for (u32 at = low; at < high;) {
-    const u32 first = at / UNITS, count = min((u32)PIECES, (high - 1) / UNITS - first + 1);
-    const u32 batch_end = min(high, (first + count) * UNITS);
-    prepare(first, (int)count);
-    float low_row = 0.0f, high_row = 0.0f;
-    float* part = sh.part + warp * 16;
-    while (at < batch_end) {
-      const u32 offset = at % UNITS, piece = at / UNITS;
-      const int units = (int)min(min((u32)STAGE_UNITS, UNITS - offset), batch_end - at);
-      const u32 slot = TILE_MAJOR ? piece % TOPK : 0;
-      const u32 act = ptx::smem_addr(sh.act) + slot * SLOT_STRIDE + (offset + warp) * 128 + t * 16;
-      const u32 stage = ring.address();
-      uint4 w[kPerWarp];
-      u32 scales = 0;
+// The tasks of a phase as the producer deals them. wait_task returns the next task, or -1 when there is none; note(piece, task) runs
+// on every thread before a task's arithmetic (what finish needs from memory is asked for there), finish(pieces) when the warps' sums of
+// up to PIECES tasks lie in sh.part and their numbers in sh.task.
+__device__ __forceinline__ int wait_task(const Ring& ring, const Shared& sh) {
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  return sh.tag[ring.stage];
+}
+template <typename Work, typename Note, typename Finish>
+__device__ __forceinline__ void consume_tasks(Ring& ring, Shared& sh, Work work, Note note, Finish finish) {
+  for (bool over = false; !over;) {
+    int pieces = 0;
+    for (; pieces < PIECES; ++pieces) {
+      const int task = wait_task(ring, sh);
+      over = task < 0;
+      if (over) {
+        release_stage(ring);
+        ring.next();
+        break;
+      }
+      if (threadIdx.x == 0) sh.task[pieces] = task;
+      note(pieces, task);
+      work(task, sh.part + (pieces * WARPS + (threadIdx.x >> 5)) * 16);
+    }
+    consumer_sync();
+    if (pieces > 0) finish(pieces);
+    if (!over) consumer_sync();
+  }
+}
+
+// Row tiles of bf16 (the head) times the activation in sh.act.
+template <int STEPS, typename Finish>
+__device__ __forceinline__ void consume_rows(Ring& ring, Shared& sh, Finish finish) {
+  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
+  const u32 b_base = g == 0 ? ptx::smem_addr(sh.act) + t * 8 : g == 1 ? ptx::smem_addr(sh.act) + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
+  const u32 b_step = g < 2 ? 32 : 0;
+  auto work = [&](int, float* part) {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+    for (int offset = 0; offset < STEPS; offset += STAGE_UNITS) {
+      const int steps = min(STAGE_UNITS, STEPS - offset);
+      const u32 stage = ring.address() + lane * 16;
+      uint4 a[kPerWarp];
+      uint2 b[kPerWarp];
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
       ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < units) w[i] = ptx::lds128(stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes + lane * 16);
+        if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+      release_stage(ring);
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+      ring.next();
+    }
+    if (t == 0) {
+      part[g] = c[0] + c[1];
+      part[g + 8] = c[2] + c[3];
+    }
+  };
+  consume_tasks(ring, sh, work, [](int, int) {}, finish);
+}
+
+// Row tiles of FP4 units; sh.act holds fp16 vectors, one for all slots (SLOT_STRIDE 0) or one each. A warp's part of the vector stays
+// in registers while the slot does. undo: the factor that the scaled activation leaves behind.
+template <int UNITS, u32 TILES, int SLOT_STRIDE, typename Note, typename Finish>
+__device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, Note note, Finish finish) {
+  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
+  const u32 zero = ptx::smem_addr(sh.zero);
+  undo *= mxfp4::kDecodeBias;
+  uint4 b[kPerWarp][2];
+  int held = -1;
+  auto has = [&](int i, int units) { return (i + 1) * WARPS <= units || warp + i * WARPS < units; };  // the first is known to the compiler
+  auto load = [&](u32 act, int units) {
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i)
+      if (has(i, units)) {
+        b[i][0] = ptx::lds128(g == 2 * i ? act + i * WARPS * 128 : zero);
+        b[i][1] = ptx::lds128(g == 2 * i + 1 ? act + i * WARPS * 128 + 64 : zero);
+      }
+  };
+  auto work = [&](int task, float* part) {
+    const int slot = SLOT_STRIDE > 0 ? task / (int)TILES : 0;
+    const u32 act = ptx::smem_addr(sh.act) + slot * SLOT_STRIDE + warp * 128 + t * 16;
+    float low_row = 0.0f, high_row = 0.0f;
+#pragma unroll
+    for (int offset = 0; offset < UNITS; offset += STAGE_UNITS) {
+      const int units = offset + STAGE_UNITS < UNITS ? STAGE_UNITS : UNITS - offset;
+      if (UNITS > STAGE_UNITS || slot != held) load(act + offset * 128, units);
+      held = slot;
+      const u32 stage = ring.address();
+      uint4 w[kPerWarp];
+      u32 scales = 0;
+      if (offset > 0) ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (int i = 0; i < kPerWarp; ++i)
+        if (has(i, units)) w[i] = ptx::lds128(stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes + lane * 16);
       // Columns 2t and 2t + 1 of the accumulator are the two blocks of this warp's unit t.
       if (t < kPerWarp && warp + t * WARPS < units)
         scales = ptx::lds32(stage + units * mxfp4::kUnitWeightBytes + (warp + t * WARPS) * mxfp4::kUnitScaleBytes + g * 4);
@@ -323,40 +474,31 @@ __device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, u32 low, u32
       float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // a second chain: dependent MMAs cost their latency, and few warps hide it
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i) {
-        if (warp + i * WARPS >= units) continue;
+        if (!has(i, units)) continue;
         u32 a[4];
-        const uint4 even_b = ptx::lds128(g == 2 * i ? act + i * WARPS * 128 : zero);
         mxfp4::decode(w[i].x, a);
-        ptx::mma_f16(c, a, even_b.x, even_b.y);
+        ptx::mma_f16(c, a, b[i][0].x, b[i][0].y);
         mxfp4::decode(w[i].y, a);
-        ptx::mma_f16(c, a, even_b.z, even_b.w);
-        const uint4 odd_b = ptx::lds128(g == 2 * i + 1 ? act + i * WARPS * 128 + 64 : zero);
+        ptx::mma_f16(c, a, b[i][0].z, b[i][0].w);
         mxfp4::decode(w[i].z, a);
-        ptx::mma_f16(odd, a, odd_b.x, odd_b.y);
+        ptx::mma_f16(odd, a, b[i][1].x, b[i][1].y);
         mxfp4::decode(w[i].w, a);
-        ptx::mma_f16(odd, a, odd_b.z, odd_b.w);
+        ptx::mma_f16(odd, a, b[i][1].z, b[i][1].w);
       }
       low_row = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low_row));
       high_row = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high_row));
       ring.next();
-      at += units;
-      if (at == batch_end || at % UNITS == 0) {
-        low_row += __shfl_xor_sync(0xffffffffu, low_row, 1);
-        high_row += __shfl_xor_sync(0xffffffffu, high_row, 1);
-        low_row += __shfl_xor_sync(0xffffffffu, low_row, 2);
-        high_row += __shfl_xor_sync(0xffffffffu, high_row, 2);
-        if (t == 0) {
-          part[g] = low_row * undo;
-          part[g + 8] = high_row * undo;
-        }
-        part += WARPS * 16;
-        low_row = high_row = 0.0f;
-      }
     }
-    consumer_sync();
-    finish(first, (int)count);
-    if (batch_end < high) consumer_sync();
-  }
+    low_row += __shfl_xor_sync(0xffffffffu, low_row, 1);
+    high_row += __shfl_xor_sync(0xffffffffu, high_row, 1);
+    low_row += __shfl_xor_sync(0xffffffffu, low_row, 2);
+    high_row += __shfl_xor_sync(0xffffffffu, high_row, 2);
+    if (t == 0) {
+      part[g] = low_row * undo;
+      part[g + 8] = high_row * undo;
+    }
+  };
+  consume_tasks(ring, sh, work, note, finish);
 }
 
 // bias[i]: of this thread's i-th row of a sum of `count` tiles; source: of its first row.
@@ -380,26 +522,37 @@ __device__ __forceinline__ void store_part(float* parts, u32 rows, u32 row, floa
   if (starts && ends) parts[rows + row] = 0.0f;
 }
 
-// Adds two parts (and a bias) to the residual, or starts it from an embedding row; leaves x * gain of this thread's pairs in scaled
-// and the sums for RMS and peak in shared memory, complete after the next consumer_sync.
-template <typename Update>
-__device__ __forceinline__ void update_residual(Shared& sh, const float* gain, float2 (&scaled)[kPairs], Update update) {
-  float2 add[kPairs];
+// Adds the parts (PARTS rows of HIDDEN, in their order; none: a null pointer) to the residual; leaves x * gain of this thread's pairs in
+// scaled and the sums for RMS and peak in shared memory, complete after the next consumer_sync. All loads go before the first sum.
+template <int PARTS>
+__device__ __forceinline__ void update_residual(Shared& sh, const float* gain, float2 (&scaled)[kPairs], const float* parts) {
+  const int thread = (int)ptx::thread();
+  float2 add[kPairs][PARTS];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int pair = threadIdx.x + i * kConsumers;
-    if (pair < HIDDEN / 2) {
-      add[i] = update(2 * pair);
-      scaled[i] = *reinterpret_cast<const float2*>(gain + 2 * pair);
-    }
+  for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) add[i][p] = make_float2(0.0f, 0.0f);
+  if (parts != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p)
+        add[i][p] = ptx::ldg64_l2(parts + p * HIDDEN + 2 * min(thread + i * kConsumers, HIDDEN / 2 - 1));
   }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i)
+    scaled[i] = *reinterpret_cast<const float2*>(gain + 2 * min(thread + i * kConsumers, HIDDEN / 2 - 1));
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i)
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) add[i][0] = make_float2(add[i][0].x + add[i][p].x, add[i][0].y + add[i][p].y);
   float sum = 0.0f, peak = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
-    const int pair = threadIdx.x + i * kConsumers;
+    const int pair = thread + i * kConsumers;
     if (pair < HIDDEN / 2) {
       float2& x = *reinterpret_cast<float2*>(sh.residual + 2 * pair);
-      x = make_float2(x.x + add[i].x, x.y + add[i].y);
+      x = make_float2(x.x + add[i][0].x, x.y + add[i][0].y);
       sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
       scaled[i] = make_float2(scaled[i].x * x.x, scaled[i].y * x.y);
       peak = fmaxf(peak, fmaxf(fabsf(scaled[i].x), fabsf(scaled[i].y)));
@@ -407,9 +560,9 @@ __device__ __forceinline__ void update_residual(Shared& sh, const float* gain, f
   }
   sum = warp_sum(sum);
   peak = warp_max(peak);
-  if ((threadIdx.x & 31) == 0) {
-    sh.sums[threadIdx.x >> 5] = sum;
-    sh.peaks[threadIdx.x >> 5] = peak;
+  if ((thread & 31) == 0) {
+    sh.sums[thread >> 5] = sum;
+    sh.peaks[thread >> 5] = peak;
   }
 }
 
@@ -449,57 +602,55 @@ __device__ __forceinline__ float activate(float gate, float up) {
   return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
 }
 
-// The TOPK largest logits (the lower index among equals) and their softmax; one warp.
-__device__ __forceinline__ void choose_experts(Shared& sh, const float* sums, float factor, const float* bias) {
+// A number as one that compares alike unsigned; NaN is the least.
+__device__ __forceinline__ u32 ordered(float value) {
+  const u32 bits = __float_as_uint(value);
+  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+// The TOPK largest logits (the lower index among equals) and their softmax; one warp. The producer goes as soon as the experts are known.
+__device__ __forceinline__ void choose_experts(Shared& sh, const float* sums, float factor, const float (&bias)[kRouterLanes]) {
   const int lane = threadIdx.x & 31;
-  float logit[kRouterLanes];
+  u32 key[kRouterLanes];
 #pragma unroll
   for (int k = 0; k < kRouterLanes; ++k) {
     const int e = lane + 32 * k;
-    logit[k] = kNone;
+    key[k] = 0;
     if (e < EXPERTS) {
       float sum = 0.0f;
+#pragma unroll
       for (int w = 0; w < WARPS; ++w) sum += sums[w * EXPERTS + e];
-      logit[k] = fmaf(sum, factor, bias[e]);
+      key[k] = ordered(fmaf(sum, factor, bias[k]));
     }
   }
-  float top[TOPK], total = 0.0f;
+  u32 top[TOPK];
 #pragma unroll
   for (int choice = 0; choice < TOPK; ++choice) {
-    float best = 2.0f * kNone;
-    int index = EXPERTS;
+    u32 best = key[0], index = lane;
 #pragma unroll
-    for (int k = 0; k < kRouterLanes; ++k)
-      if (logit[k] > best) {
-        best = logit[k];
+    for (int k = 1; k < kRouterLanes; ++k)
+      if (key[k] > best) {
+        best = key[k];
         index = lane + 32 * k;
       }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, best, mask);
-      const int other_index = __shfl_xor_sync(0xffffffffu, index, mask);
-      if (other > best || (other == best && other_index < index)) {
-        best = other;
-        index = other_index;
-      }
-    }
-    index = min(max(index, 0), EXPERTS - 1);  // a NaN logit never wins: stay in range, the output is NaN all the same
+    top[choice] = ptx::warp_max_u32(best);
+    index = ptx::warp_min_u32(best == top[choice] ? index : 0xffffffffu);
 #pragma unroll
     for (int k = 0; k < kRouterLanes; ++k)
-      if (index == lane + 32 * k) logit[k] = 3.0f * kNone;
-    top[choice] = __expf(best - (choice == 0 ? best : top[0]));
-    if (choice == 0) {
-      top[0] = best;  // the maximum, until all are known
-      total = 1.0f;
-    } else {
-      total += top[choice];
-    }
-    if (lane == 0) sh.expert[choice] = index;
+      if (index == lane + 32 * k) key[k] = 0;  // if all are NaN an expert is chosen twice: in range, the output is NaN all the same
+    if (lane == 0) sh.expert[choice] = (int)index;
   }
-  top[0] = 1.0f;
   if (lane == 0) {
+    ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+    float weight[TOPK], total = 0.0f;
 #pragma unroll
-    for (int choice = 0; choice < TOPK; ++choice) sh.weight[choice] = top[choice] / total;
+    for (int choice = 0; choice < TOPK; ++choice) {
+      weight[choice] = __expf(unordered(top[choice]) - unordered(top[0]));
+      total += weight[choice];
+    }
+#pragma unroll
+    for (int choice = 0; choice < TOPK; ++choice) sh.weight[choice] = weight[choice] / total;
   }
 }
 
@@ -562,21 +713,28 @@ __device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32
   }
 }
 
+__device__ __forceinline__ void extra_fence() {
+#if FENCES
+  __threadfence();
+#endif
+}
+
+// The CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
 __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
   consumer_sync();
   ++passed;
   if (threadIdx.x == 0 && !sh.dead) {
-    __threadfence();
+    extra_fence();
     const u32 target = passed * GRID;
-    ptx::add_release(counter, 1);
+    ptx::red_release(counter, 1);
     const u64 start = ptx::globaltimer();
-    while (ptx::load_acquire(counter) < target)
-      if (ptx::globaltimer() - start > (WATCHDOG_NS)) {
+    for (u32 polls = 0; ptx::load_acquire(counter) < target; ++polls)
+      if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
         atomicOr(error, 1u);
         sh.dead = 1;
         break;
       }
-    __threadfence();
+    extra_fence();
   }
   consumer_sync();
 }
@@ -586,6 +744,12 @@ __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
   if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
 #endif
 }
+// Attention has no edge 1; the first layer's holds where the CTA runs.
+__device__ __forceinline__ void stamp_sm(u64* lanes) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + kAttention) * 3 + 1] = ptx::smid();
+#endif
+}
 
 }  // namespace
 
@@ -593,8 +757,10 @@ __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
 // each layer, then final), router [LAYERS][HIDDEN][EXPERTS] (gain folded in), sinks [LAYERS][HEADS], rope [capacity][HEAD_DIM / 2]
 // (cos, sin). Caches bf16 [LAYERS][KV_HEADS][capacity][HEAD_DIM]. state: token, position; the step replaces both. scratch: floats, see
 // the constants below. routing [LAYERS][TOPK]. sync, zero before the first launch and after every good one: barrier, arrivals at the
-// end, error (bit 0 barrier timed out, bit 1 position beyond capacity, bit 2 token out of range), one counter for each KV head.
+// end, error (bit 0 barrier timed out, bit 1 position beyond capacity, bit 2 token out of range), one counter for each KV head; from
+// kClaims on one counter each of gate-up, down and head, 32 words apart.
 // lanes u64 [GRID][LAYERS * 5 + 1][3]: %globaltimer when a phase may start, when its activation is ready, when its work is done.
+// Attention has no activation to get ready: that place is 0, or, in layer 0, %smid.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
 decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias, const float* gains,
             const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias, const u8* down,
@@ -604,18 +770,19 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int tid = threadIdx.x, cta = blockIdx.x;
-  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0};
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
   float* qkv_parts = scratch;                              // [2][kQkvRows]
   float* attention_out = qkv_parts + 2 * kQkvRows;         // [kQueryRows]
   float* out_parts = attention_out + kQueryRows;           // [2][HIDDEN]
-  float* down_parts = out_parts + 2 * HIDDEN;              // [2][HIDDEN]
-  float* router_parts = down_parts + 2 * HIDDEN;           // [GRID][EXPERTS]
+  float* down_parts = out_parts + 2 * HIDDEN;              // [TOPK][HIDDEN]
+  float* router_parts = down_parts + TOPK * HIDDEN;        // [GRID][EXPERTS]
   u16* inter = reinterpret_cast<u16*>(router_parts + GRID * EXPERTS);                  // fp16 [TOPK][INTER]
   float* best = router_parts + GRID * EXPERTS + TOPK * INTER / 2;                      // [GRID][2]: logit, index bits
   float* partials = best + 2 * GRID;                       // [KV_HEADS][kMaxSplits][kPartialFloats]
   u32* error = sync + 2;
   u32* head_counters = sync + 3;
+  u32* claims = sync + kClaims;
 
   if (tid == 0) {
     for (int i = 0; i < STAGES; ++i) {
@@ -623,15 +790,13 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
       ptx::mbar_init(ring.empty + i * 8, WARPS);
     }
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.held), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
     sh.token = state[0];
     sh.position = state[1];
-    share(sh, kQkvShare, kQkvTiles, kHiddenSteps, false);
-    share(sh, kOutShare, kOutTiles, kOutSteps, false);
-    share(sh, kGateUpShare, TOPK * kGateUpTiles, kHiddenUnits, true);
-    share(sh, kDownShare, kOutTiles, TOPK * kInterUnits, false);
-    share(sh, kHeadShare, kHeadTiles, kHiddenSteps, true);
+    share(sh, kQkvShare, kQkvTiles, kHiddenSteps);
+    share(sh, kOutShare, kOutTiles, kOutSteps);
   }
   if (tid < 4) reinterpret_cast<u32*>(sh.zero)[tid] = 0;
   __syncthreads();
@@ -645,7 +810,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 
   if (warp == WARPS) {  // the producer: one lane
     if (lane == 0) {
-      const u64 policy = ptx::policy_evict_first();
+      const u64 policy = EVICT ? ptx::policy_evict_first() : ptx::policy_evict_normal();
       u32 routed_parity = 0;
       for (int layer = 0; layer < LAYERS; ++layer) {
 #if SMALL == 2
@@ -663,13 +828,15 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
                                   policy, [] {});
         const Attention plan(position, windows[layer]);
         stream_cache(ring, plan, key_cache + layer * cache_layer, value_cache + layer * cache_layer, capacity, policy);
-        const int next = layer + 1 < LAYERS ? kQkvShare : kHeadShare;
-        const u8* ahead = layer + 1 < LAYERS ? qkv + (u64)(layer + 1) * kQkvTiles * kHiddenSteps * kStepBytes : head;
+#if HOLD
+        ptx::mbar_wait(ptx::smem_addr(&sh.held), routed_parity);
+#endif
         u32 issued = 0;
         auto look_ahead = [&](bool now) {  // once the ring is about to be full: from here on memory would idle
-          if (PREFETCH_BYTES > 0 && now) {
-            const u32 low = sh.low[next], high = sh.high[next];
-            prefetch(ahead + (u64)low * kStepBytes, (u32)min((u64)(PREFETCH_BYTES) / 16 * 16, (u64)(high - low) * kStepBytes));
+          if (PREFETCH_BYTES > 0 && now && layer + 1 < LAYERS) {
+            const u32 low = sh.low[kQkvShare], high = sh.high[kQkvShare];
+            prefetch(qkv + ((u64)(layer + 1) * kQkvTiles * kHiddenSteps + low) * kStepBytes,
+                     (u32)min((u64)(PREFETCH_BYTES) / 16 * 16, (u64)(high - low) * kStepBytes));
           }
         };
         stream_bf16<kOutSteps>(ring, sh.low[kOutShare], sh.high[kOutShare], out_proj + (u64)layer * kOutTiles * kOutSteps * kStepBytes,
@@ -677,35 +844,36 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         look_ahead(issued < STAGES - 1);
         ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
         routed_parity ^= 1;
-        stream_fp4<kHiddenUnits, false>(ring, sh.low[kGateUpShare], sh.high[kGateUpShare],
-                                        gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, kGateUpTiles,
-                                        sh.expert, policy);
-        stream_fp4<kInterUnits, true>(ring, sh.low[kDownShare], sh.high[kDownShare],
-                                      down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, kOutTiles, sh.expert,
-                                      policy);
+        const u8* up = gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes;
+        GateUpTasks::run(ring, sh, claims + 32 * kGateUpClaim, layer,
+                         [&](u32 task) { stream_tile<kHiddenUnits, kGateUpTiles>(ring, sh, task, up, policy); });
+        const u8* below = down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes;
+        DownTasks::run(ring, sh, claims + 32 * kDownClaim, layer,
+                       [&](u32 task) { stream_tile<kInterUnits, kOutTiles>(ring, sh, task, below, policy); });
       }
-      stream_bf16<kHiddenSteps>(ring, sh.low[kHeadShare], sh.high[kHeadShare], head, policy, [] {});
+      HeadTasks::run(ring, sh, claims + 32 * kHeadClaim, 0, [&](u32 task) {
+#pragma unroll 1
+        for (u32 at = 0; at < kHiddenSteps; at += STAGE_UNITS) {
+          const u32 bytes = min((u32)STAGE_UNITS, kHiddenSteps - at) * kStepBytes;
+          const u32 target = acquire_task(ring, sh, bytes, task);
+          mxfp4::load_run(target, head + ((u64)task * kHiddenSteps + at) * kStepBytes, bytes, ring.full_bar(), policy);
+          ring.next();
+        }
+      });
     }
     return;
   }
 
   u32 passed = 0;
-  float2 scaled[kPairs];
-  for (int i = tid; i < HIDDEN; i += kConsumers) sh.residual[i] = 0.0f;
+  for (int i = tid; i < HIDDEN; i += kConsumers) sh.residual[i] = ptx::bf16_value(embedding[(u64)sh.token * HIDDEN + i]);
   consumer_sync();
 
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int record = layer * kPhases;
     // --- QKV ---
     stamp(lanes, record + kQkv, 0);
-    update_residual(sh, gains + (u64)(2 * layer) * HIDDEN, scaled, [&](int i) {
-      if (layer == 0) {
-        const u32 pair = *reinterpret_cast<const u32*>(embedding + (u64)sh.token * HIDDEN + i);
-        return make_float2(ptx::bf16_low(pair), ptx::bf16_high(pair));
-      }
-      const float2 a = ptx::ldg64_l2(down_parts + i), b = ptx::ldg64_l2(down_parts + HIDDEN + i);
-      return make_float2(a.x + b.x, a.y + b.y);
-    });
+    float2 scaled[kPairs];
+    update_residual<TOPK>(sh, gains + (u64)(2 * layer) * HIDDEN, scaled, layer > 0 ? down_parts : nullptr);
     consumer_sync();
     store_normalised(sh, scaled);
     consumer_sync();
@@ -739,9 +907,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     }
     stamp(lanes, record + kQkv, 2);
     grid_barrier(sh, sync, error, passed);
+    if (HOLD && tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
 
     // --- attention ---
     stamp(lanes, record + kAttention, 0);
+    if (layer == 0) stamp_sm(lanes);
     {
       const Attention plan(position, windows[layer]);
       float* query = sh.part;                          // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
@@ -752,19 +922,32 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         const int kv = task / plan.splits, split = task % plan.splits;
         const bool owns_current = split == plan.splits - 1;
         const float sink = warp < kGroup ? sinks[layer * HEADS + kv * kGroup + warp] * 1.4426950408889634f : 0.0f;
-        for (int i = tid; i < (kGroup + 2) * HEAD_DIM; i += kConsumers) {
-          const int which = i / HEAD_DIM;
+        constexpr int kRows = (kGroup + 2) * HEAD_DIM, kReads = (kRows + kConsumers - 1) / kConsumers;
+        float front[kReads], back[kReads];
+        float2 turn[kTurns];  // (cos, sin) of the pairs this thread rotates
+#pragma unroll
+        for (int n = 0; n < kTurns; ++n)
+          turn[n] = *reinterpret_cast<const float2*>(rope + ((u64)position * (HEAD_DIM / 2) + (tid + n * kConsumers) % (HEAD_DIM / 2)) * 2);
+#pragma unroll
+        for (int n = 0; n < kReads; ++n) {
+          const int i = min(tid + n * kConsumers, kRows - 1), which = i / HEAD_DIM;
           const int row = which < kGroup ? (kv * kGroup) * HEAD_DIM + i
                                          : kQueryRows + ((which - kGroup) * KV_HEADS + kv) * HEAD_DIM + i % HEAD_DIM;
-          query[i] = ptx::ldg_l2(qkv_parts + row) + ptx::ldg_l2(qkv_parts + kQkvRows + row);
+          front[n] = ptx::ldg_l2(qkv_parts + row);
+          back[n] = ptx::ldg_l2(qkv_parts + kQkvRows + row);
         }
+#pragma unroll
+        for (int n = 0; n < kReads; ++n)
+          if (tid + n * kConsumers < kRows) query[tid + n * kConsumers] = front[n] + back[n];
         consumer_sync();
         const u64 at = layer * cache_layer + ((u64)kv * capacity + position) * HEAD_DIM;
-        for (int i = tid; i < (kGroup + 1) * (HEAD_DIM / 2); i += kConsumers) {
-          const int d = i % (HEAD_DIM / 2), which = i / (HEAD_DIM / 2);
+#pragma unroll
+        for (int n = 0; n < kTurns; ++n) {
+          const int i = tid + n * kConsumers, d = i % (HEAD_DIM / 2), which = i / (HEAD_DIM / 2);
+          if (which > kGroup) continue;
           float* x = query + which * HEAD_DIM + d;
-          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (HEAD_DIM / 2) + d) * 2);
-          const float first = x[0] * turn.x - x[HEAD_DIM / 2] * turn.y, second = x[HEAD_DIM / 2] * turn.x + x[0] * turn.y;
+          const float cosine = turn[n].x, sine = turn[n].y;
+          const float first = x[0] * cosine - x[HEAD_DIM / 2] * sine, second = x[HEAD_DIM / 2] * cosine + x[0] * sine;
           if (which < kGroup) {
             const float scale = 1.4426950408889634f * (HEAD_DIM == 64 ? 0.125f : 0.08838834764831845f);
             x[0] = first * scale;
@@ -840,10 +1023,10 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           }
           consumer_sync();
           if (tid == 0) {
-            __threadfence();
+            extra_fence();
             sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
             if (sh.is_last) head_counters[kv] = 0;
-            __threadfence();
+            extra_fence();
           }
           consumer_sync();
           if (sh.is_last) {
@@ -915,9 +1098,14 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 #else
       constexpr bool join = false;
 #endif
-      for (int pair = tid; !join && pair < kQueryRows / 2; pair += kConsumers) {
-        const float2 x = ptx::ldg64_l2(attention_out + 2 * pair);
-        store_split(sh, pair, x.x, x.y);
+      if (!join) {
+        constexpr int kReads = (kQueryRows / 2 + kConsumers - 1) / kConsumers;
+        float2 x[kReads];
+#pragma unroll
+        for (int i = 0; i < kReads; ++i) x[i] = ptx::ldg64_l2(attention_out + 2 * min(tid + i * kConsumers, kQueryRows / 2 - 1));
+#pragma unroll
+        for (int i = 0; i < kReads; ++i)
+          if (tid + i * kConsumers < kQueryRows / 2) store_split(sh, tid + i * kConsumers, x[i].x, x[i].y);
       }
       consumer_sync();
       stamp(lanes, record + kOut, 1);
@@ -966,10 +1154,12 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     stamp(lanes, record + kGateUp, 0);
     float undo;
     {
-      float sums[kRouterLanes];
+      float2 scaled[kPairs];
+      float sums[kRouterLanes], bias[kRouterLanes];
 #pragma unroll
       for (int k = 0; k < kRouterLanes; ++k) {
         const int e = lane + 32 * k;
+        bias[k] = warp == 0 && e < EXPERTS ? router_bias[layer * EXPERTS + e] : 0.0f;
         sums[k] = 0.0f;
         if (e < EXPERTS) {
 #pragma unroll
@@ -977,19 +1167,15 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
             if (warp + i * WARPS < GRID) sums[k] += ptx::ldg_l2(router_parts + (warp + i * WARPS) * EXPERTS + e);
         }
       }
-      update_residual(sh, gains + (u64)(2 * layer + 1) * HIDDEN, scaled, [&](int i) {
-        const float2 a = ptx::ldg64_l2(out_parts + i), b = ptx::ldg64_l2(out_parts + HIDDEN + i);
-        return make_float2(a.x + b.x, a.y + b.y);
-      });
+      update_residual<2>(sh, gains + (u64)(2 * layer + 1) * HIDDEN, scaled, out_parts);
 #pragma unroll
       for (int k = 0; k < kRouterLanes; ++k)
         if (lane + 32 * k < EXPERTS) sh.part[warp * EXPERTS + lane + 32 * k] = sums[k];
       consumer_sync();
       const float factor = rms_factor(sh);
       if (warp == 0) {
-        choose_experts(sh, sh.part, factor, router_bias + layer * EXPERTS);
+        choose_experts(sh, sh.part, factor, bias);
         __syncwarp();
-        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
         if (cta == 0 && lane < TOPK) routing[layer * TOPK + lane] = sh.expert[lane];
       }
       // A power of two that puts the largest element in [2^14, 2^15): fp16 then errs by 2^-12 of an element, or 2^-40 of the largest.
@@ -1006,28 +1192,26 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     consumer_sync();
     stamp(lanes, record + kGateUp, 1);
     {
-      const u32 low = sh.low[kGateUpShare], high = sh.high[kGateUpShare];
       const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
-      float gate_bias[kItems], up_bias[kItems];  // twice as many as a thread has channels
-      auto prepare = [&](u32 first, int count) {
+      u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // twice as many as a thread has channels; as they come, so that nothing waits for them
+      auto note = [&](int piece, int task) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
-          if (item >= count * 8) continue;
-          const u32 slot = (first + item / 8) / kGateUpTiles, tile = (first + item / 8) % kGateUpTiles;
-          const u16* bias = bias_layer + ((u64)sh.expert[slot] * kGateUpTiles + tile) * 16 + item % 8;
-          gate_bias[i] = ptx::bf16_value(bias[0]);
-          up_bias[i] = ptx::bf16_value(bias[8]);
+          if (item / 8 != piece) continue;
+          const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
+          gate_bias[i] = bias[0];
+          up_bias[i] = bias[8];
         }
       };
-      consume_fp4<kHiddenUnits, false, 0>(ring, sh, low, high, undo, prepare, [&](u32 first, int count) {
+      consume_fp4<kHiddenUnits, kGateUpTiles, 0>(ring, sh, undo, note, [&](int pieces) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers, local = item / 8, channel = item % 8;
-          if (item >= count * 8) continue;
-          const u32 slot = (first + local) / kGateUpTiles, tile = (first + local) % kGateUpTiles;
-          const float gate = sum_part(sh, local, channel) + gate_bias[i];
-          const float up = sum_part(sh, local, channel + 8) + up_bias[i];
+          if (item >= pieces * 8) continue;
+          const u32 slot = sh.task[local] / kGateUpTiles, tile = sh.task[local] % kGateUpTiles;
+          const float gate = sum_part(sh, local, channel) + ptx::bf16_value(gate_bias[i]);
+          const float up = sum_part(sh, local, channel + 8) + ptx::bf16_value(up_bias[i]);
           inter[slot * INTER + tile * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
         }
       });
@@ -1037,44 +1221,35 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 
     // --- down ---
     stamp(lanes, record + kDown, 0);
-    for (int i = tid; i < TOPK * INTER / 8; i += kConsumers) reinterpret_cast<uint4*>(sh.act)[i] = ptx::ldg128_l2(inter + i * 8);
+    {
+      constexpr int kVectors = TOPK * INTER / 8, kReads = (kVectors + kConsumers - 1) / kConsumers;
+      uint4 x[kReads];
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) x[i] = ptx::ldg128_l2(inter + min(tid + i * kConsumers, kVectors - 1) * 8);
+#pragma unroll
+      for (int i = 0; i < kReads; ++i)
+        if (tid + i * kConsumers < kVectors) reinterpret_cast<uint4*>(sh.act)[tid + i * kConsumers] = x[i];
+    }
     consumer_sync();
     stamp(lanes, record + kDown, 1);
     {
-      const u32 low = sh.low[kDownShare], high = sh.high[kDownShare];
-      constexpr u32 kTileUnits = TOPK * kInterUnits;
       const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
-      float bias[kItems];  // of all experts, weighted: one part of a row carries it
-      auto prepare = [&](u32 first, int count) {
-        const u32 first_row = first / TOPK * 16;
-        const int rows = (int)((first + count - 1) / TOPK * 16 + 16 - first_row);
+      u16 bias[kItems] = {};
+      auto note = [&](int piece, int task) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
-          bias[i] = 0.0f;
-          if (item >= rows) continue;
-#pragma unroll
-          for (int slot = 0; slot < TOPK; ++slot)
-            bias[i] = fmaf(sh.weight[slot], ptx::bf16_value(bias_layer[(u64)sh.expert[slot] * HIDDEN + first_row + item]), bias[i]);
+          if (item / 16 == piece) bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
         }
       };
-      consume_fp4<kInterUnits, true, 2 * INTER>(ring, sh, low, high, 1.0f / (INTER_SCALE), prepare, [&](u32 first, int count) {
-        const u32 first_tile = first / TOPK;
-        const int tiles = (int)((first + count - 1) / TOPK - first_tile + 1);
+      consume_fp4<kInterUnits, kOutTiles, 2 * INTER>(ring, sh, 1.0f / (INTER_SCALE), note, [&](int pieces) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
-          if (item >= tiles * 16) continue;
-          const u32 tile = first_tile + item / 16;
-          const bool starts = tile * kTileUnits >= low, ends = (tile + 1) * kTileUnits <= high;
-          const u32 row = tile * 16 + item % 16;
-          float sum = starts ? bias[i] : 0.0f;
-#pragma unroll
-          for (int slot = 0; slot < TOPK; ++slot) {
-            const int local = (int)(tile * TOPK + slot) - (int)first;
-            if (local >= 0 && local < count) sum = fmaf(sh.weight[slot], sum_part(sh, local, item % 16), sum);
-          }
-          store_part(down_parts, HIDDEN, row, sum, starts, ends);
+          if (item >= pieces * 16) continue;
+          const u32 slot = sh.task[item / 16] / kOutTiles, tile = sh.task[item / 16] % kOutTiles;
+          down_parts[slot * HIDDEN + tile * 16 + item % 16] =
+              sh.weight[slot] * (sum_part(sh, item / 16, item % 16) + ptx::bf16_value(bias[i]));
         }
       });
     }
@@ -1084,19 +1259,17 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
-  update_residual(sh, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, [&](int i) {
-    const float2 a = ptx::ldg64_l2(down_parts + i), b = ptx::ldg64_l2(down_parts + HIDDEN + i);
-    return make_float2(a.x + b.x, a.y + b.y);
-  });
+  float2 scaled[kPairs];
+  update_residual<TOPK>(sh, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, down_parts);
   consumer_sync();
   store_normalised(sh, scaled);
   consumer_sync();
   stamp(lanes, LAYERS * kPhases, 1);
   float top = 4.0f * kNone;
   int top_row = 0;
-  consume_bf16<kHiddenSteps>(ring, sh, sh.low[kHeadShare], sh.high[kHeadShare], [](u32, int) {}, [&](u32 first, int count) {
-    for (int item = tid; item < count * 16; item += kConsumers) {
-      const int row = (int)first * 16 + item;
+  consume_rows<kHiddenSteps>(ring, sh, [&](int pieces) {
+    for (int item = tid; item < pieces * 16; item += kConsumers) {
+      const int row = sh.task[item / 16] * 16 + item % 16;
       const float logit = sum_part(sh, item / 16, item % 16);
       logits[row] = logit;
       if (logit > top) {  // rows rise, so the lower index wins among equals
@@ -1153,6 +1326,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         state[1] = position + 1;
         sync[0] = 0;
         sync[1] = 0;
+        for (int i = 0; i < 3; ++i) claims[32 * i] = 0;
       }
     }
   }

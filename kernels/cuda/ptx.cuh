@@ -36,6 +36,11 @@ __device__ __forceinline__ u64 policy_evict_first() {
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
+__device__ __forceinline__ u64 policy_evict_normal() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // One contiguous copy into shared memory: 16-byte aligned, a multiple of 16 bytes, read once (evict first).
 __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
   asm volatile(
@@ -49,6 +54,12 @@ __device__ __forceinline__ void bulk_prefetch_l2(const void* src, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void prefetch_l2(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+// threadIdx.x, read anew: what is computed from it does not stay in registers from one phase of a long kernel to the next.
+__device__ __forceinline__ u32 thread() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value;
+}
 __device__ __forceinline__ u8* dynamic_shared() {
   extern __shared__ __align__(128) u8 dynamic[];
   return dynamic;
@@ -66,6 +77,14 @@ __device__ __forceinline__ u32 add_acq_rel(u32* address, u32 value) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
   return old;
 }
+__device__ __forceinline__ u32 add_relaxed(u32* address, u32 value) {
+  u32 old;
+  asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+  return old;
+}
+__device__ __forceinline__ void red_release(u32* address, u32 value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
 __device__ __forceinline__ u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
@@ -76,9 +95,18 @@ __device__ __forceinline__ u64 globaltimer() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
   return value;
 }
+__device__ __forceinline__ u32 smid() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(value));
+  return value;
+}
 // A barrier of a part of the CTA (id 0 is __syncthreads).
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// The same, not waited for: this part's arrival only.
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void dependents_may_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -125,6 +153,17 @@ __device__ __forceinline__ void red_add(float* address, float value) {
 __device__ __forceinline__ float bf16_low(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float bf16_high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ float bf16_value(u16 bits) { return __uint_as_float((u32)bits << 16); }
+// Over the whole warp.
+__device__ __forceinline__ u32 warp_max_u32(u32 value) {
+  u32 all;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(all) : "r"(value));
+  return all;
+}
+__device__ __forceinline__ u32 warp_min_u32(u32 value) {
+  u32 all;
+  asm volatile("redux.sync.min.u32 %0, %1, 0xffffffff;" : "=r"(all) : "r"(value));
+  return all;
+}
 __device__ __forceinline__ u32 pack_f16(float low, float high) {
   u32 pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from workbench.errors import UnfitError
+
 BASELINE_NS = 2_000_000_000
 """Device time between anchors from which on their rate is used: an error of 2 us in 2 s is 1 ppm."""
 
@@ -100,7 +102,10 @@ class CudaClock:
 
     def anchor(self) -> None:
         """Take a new anchor. What the old one, carried on as far as marks were placed, is wrong by is residual."""
-        new = self._place()
+        try:
+            new = self._place()
+        except UnfitError:  # a marker that could not answer: the next one may
+            new = self._waited()
         passed = self._elapsed(new.event)
         missed = abs(self._host(passed) - new.host_ns)
         if passed > 0:

@@ -115,13 +115,17 @@ inline Payload collective(const Payload& mine, Op op) {
   while (w.generation == generation) yield("warp", generation);
   return w.out[buffer][lane];
 }
-inline void cta_sync(int id, int threads) {
+inline void cta_arrive(int id, int threads) {
   Barrier& b = current->cta->barriers[id];
-  const u32 generation = b.generation;
   if (++b.arrived == threads) {
     b.arrived = 0;
     ++b.generation;
   }
+}
+inline void cta_sync(int id, int threads) {
+  Barrier& b = current->cta->barriers[id];
+  const u32 generation = b.generation;
+  cta_arrive(id, threads);
   while (b.generation == generation) yield("barrier", (u32)id);
 }
 inline void settle(Mbarrier& bar) {
@@ -282,6 +286,7 @@ inline u8* at(u32 address, u32 bytes, u32 alignment) {
   }
   return shared.data() + address;
 }
+inline u32 thread() { return simt::current->tid.x; }
 inline u8* dynamic_shared() {
   u8* base = simt::current->cta->shared.data();
   return base + (128 - (uintptr_t)base % 128) % 128;
@@ -304,6 +309,7 @@ inline void mbar_wait(u32 bar, u32 parity) {
   while (simt::mbarrier(bar).phase == (parity & 1)) simt::yield("mbarrier", bar);
 }
 inline u64 policy_evict_first() { return 0; }
+inline u64 policy_evict_normal() { return 0; }
 inline void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar, u64) {
   if (dst % 16 || (uintptr_t)src % 16 || bytes % 16 || bytes == 0) {
     fprintf(stderr, "bulk copy of %u bytes, misaligned or empty\n", bytes);
@@ -325,15 +331,33 @@ inline u32 add_release(u32* address, u32 value) {
   return old;
 }
 inline u32 add_acq_rel(u32* address, u32 value) { return add_release(address, value); }
+inline u32 add_relaxed(u32* address, u32 value) {
+  simt::yield("claim", *address);
+  return add_release(address, value);
+}
+inline void red_release(u32* address, u32 value) { add_release(address, value); }
 inline u32 load_acquire(const u32* address) {
   simt::yield("flag", *address);
   return *address;
 }
 inline u64 globaltimer() { static u64 ticks = 0; return ++ticks; }
+inline u32 smid() { return blockIdx.x; }
 inline void dependents_may_launch() {}
 inline void wait_for_predecessor() {}
 inline void red_add(float* address, float value) { *address += value; }
 inline void named_sync(int id, int threads) { simt::cta_sync(id, threads); }
+inline void named_arrive(int id, int threads) { simt::cta_arrive(id, threads); }
+inline u32 warp_extreme(u32 value, bool largest) {
+  simt::Payload mine = {};
+  mine.word[0] = value;
+  return simt::collective(mine, [&](auto& in, auto& out) {
+           u32 all = in[0].word[0];
+           for (int lane = 1; lane < 32; ++lane) all = largest ? max(all, in[lane].word[0]) : min(all, in[lane].word[0]);
+           for (int lane = 0; lane < 32; ++lane) out[lane].word[0] = all;
+         }).word[0];
+}
+inline u32 warp_max_u32(u32 value) { return warp_extreme(value, true); }
+inline u32 warp_min_u32(u32 value) { return warp_extreme(value, false); }
 
 template <typename T> inline T load(const void* address) {
   if ((uintptr_t)address % sizeof(T)) {

@@ -47,6 +47,10 @@ def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[in
         token = int(buffers.logits.argmax())
         assert buffers.state.tolist() == [token, position + 1]
         assert not buffers.sync.any()  # ready for the next step, and no error
+        if plan.lanes:
+            stamps = buffers.lanes
+            assert (stamps[:, :, 2] > stamps[:, :, 0]).all()
+            assert stamps[:, 1, 1].tolist() == list(range(plan.grid))  # where each CTA runs
 
 
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
@@ -60,6 +64,12 @@ def test_source_on_the_cpu_with_the_producer_prefetching_and_small_copies(build_
     simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
 
 
+def test_source_on_the_cpu_with_row_tiles_claimed_and_few_stages_in_flight(build_kernel: Build) -> None:
+    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16)
+    plan = dataclasses.replace(plan, claim=7, in_flight=2, hold=True, fences=True, evict_first=False)
+    simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
+
+
 def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) -> None:
     """One to five splits: a single one, up to four by the reader, five by the last to arrive."""
     plan = persistent.make_plan(TINY, 11, warps=3, stages=4, split_positions=8)
@@ -70,12 +80,13 @@ def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) 
 
 def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
     plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
+    plan = dataclasses.replace(plan, claim=3, in_flight=1)
     simulated(build_kernel, WIDE, plan, [0, 150, 151], 160)
 
 
 def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
     plan = dataclasses.replace(
-        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=40), lanes=True
+        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12), lanes=True, claim=4
     )
     simulated(build_kernel, MANY, plan, [0, 63, 65, 150], 160)
 

@@ -5,6 +5,7 @@ every weight, and it runs one token a step, so it goes with no drafter.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import fields, replace
 
 import torch
@@ -125,6 +126,29 @@ class PersistentForward:
     def device(self) -> torch.device:
         """The kernel's device."""
         return self._engine.device
+
+    @property
+    def engine(self) -> PersistentEngine:
+        """The kernel and its buffers."""
+        return self._engine
+
+    def laned(self) -> "PersistentForward":
+        """Return a forward over the same weights whose kernel stamps its phases, with a cache of its own.
+
+        Raises UnfitError where its buffers do not fit.
+        """
+        engine = self._engine
+        other = copy(self)
+        other.length = 0
+        other._engine = PersistentEngine(
+            engine.shape,
+            engine.weights,
+            capacity=engine.capacity,
+            rope=engine.buffers.rope,
+            plan=replace(engine.plan, lanes=True),
+            device=engine.device,
+        )
+        return other
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
         """The kernel's slabs."""

@@ -1,0 +1,1 @@
+"""One run, pass by pass: the parts of ``workbench.runner``."""

@@ -1,0 +1,73 @@
+"""One variant under one mode in a process of its own: reads JSON on stdin, prints JSON on its last line.
+
+In: ``{"variant": settings, "folder": …, "mode": "none" | "sampled" | "laned" | "traced"}``. Out: ``{"walls": [ns, …],
+"instruments": [names]}``, walls of the steps that are not warm-up, or ``{"error": one line}``.
+"""
+
+import json
+import sys
+import tempfile
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from workbench.decode.engine import SequenceRecord
+from workbench.decode.pipeline import build_pipeline
+from workbench.errors import InputError, WorkbenchError
+from workbench.run.bench import CudaBench
+from workbench.run.passes import laned_pass, sampled_pass, traced_pass
+from workbench.run.sequence import decode_sequence
+from workbench.run.state import Run
+from workbench.scenario import Variant
+from workbench.trace.bundle import BundleWriter
+from workbench.trace.manifest import Manifest
+
+STEPS = 64
+"""Steps a mode without a limit of its own decodes at most."""
+
+
+def measure(question: dict[str, Any]) -> dict[str, Any]:
+    """Run the question's mode and return the answer. Raises WorkbenchError as a run does."""
+    variant = Variant.model_validate({**question["variant"], "folder": question["folder"]})
+    pipeline = build_pipeline(variant)
+    mode = question["mode"]
+    # Once without counting: kernels compile, caches fill.
+    prompt = pipeline.prompts[0]
+    for _ in pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, SequenceRecord(len(prompt.tokens))):
+        pass
+    with tempfile.TemporaryDirectory(prefix="workbench-cost-") as folder, ExitStack() as stack:
+        # The passes write a bundle; it goes away with the folder.
+        writer = stack.enter_context(BundleWriter.create(Path(folder) / "bundle", Manifest()))
+        run = Run(writer, lambda *_: None)
+        bench = stack.enter_context(CudaBench(run, pipeline.device)) if pipeline.device.type == "cuda" else None
+        if mode == "none":
+            limit = max(variant.instruments.sampled_steps, variant.measure.traced_steps) or STEPS
+            decode_sequence(run, pipeline, prompt, "clean", lambda _: nullcontext(), limit=limit)
+        elif mode == "traced":
+            traced_pass(run, pipeline, bench, None)
+        elif bench is not None and mode == "sampled":
+            sampled_pass(run, pipeline, bench)
+        elif bench is not None and mode == "laned":
+            laned_pass(run, pipeline, bench)
+        else:
+            raise InputError(f"mode {mode!r}: not on {pipeline.device.type}")
+        run_pass = "clean" if mode == "none" else mode
+        walls = [wall for place in run.walls.get((variant.name, run_pass), {}).values() for wall in place]
+        if not walls:
+            reasons = [missing.why for missing in run.missing.get(variant.name, [])] or ["no step was decoded"]
+            raise InputError(f"mode {mode!r}: {reasons[0]}")
+        return {"walls": walls, "instruments": run.recorded.get((variant.name, run_pass), [])}
+
+
+def main() -> int:
+    """Answer the question on stdin; returns 0 whatever the answer is."""
+    try:
+        answer = measure(json.load(sys.stdin))
+    except WorkbenchError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Decode one prompt into the bundle's tables ``steps`` and ``sequences``."""
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
+from workbench.decode.pipeline import Pipeline, TokenPrompt
+from workbench.run.state import Run
+
+STEPS_PER_APPEND = 16
+"""Steps held back before they go to the bundle: what a killed process loses beside the last second."""
+
+NumberedStep = tuple[int, StepRecord]
+"""A step and its ``step_id``."""
+
+
+def decode_sequence(
+    run: Run,
+    pipeline: Pipeline,
+    prompt: TokenPrompt,
+    run_pass: str,
+    annotate: Annotate,
+    *,
+    limit: int | None = None,
+    after: Callable[[], None] = lambda: None,
+) -> list[NumberedStep]:
+    """Decode one prompt for at most ``limit`` steps and return them; ``after`` is called between steps.
+
+    Steps reach the bundle while it runs, the sequence at its end. Where decoding fails, what it did until then is kept.
+    """
+    variant = pipeline.variant
+    record = SequenceRecord(len(prompt.tokens))
+    common = {"variant": variant.name, "run_pass": run_pass, "sequence_id": run.sequences}
+    walls = run.walls.setdefault((variant.name, run_pass), {})
+    numbered: list[NumberedStep] = []
+    rows: list[dict[str, Any]] = []
+    try:
+        for step in islice(pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, record, annotate), limit):
+            index = len(numbered)
+            warmup = index < variant.measure.warmup_steps
+            rows.append(common | _step_row(step, run.steps, index, warmup=warmup))
+            numbered.append((run.steps, step))
+            run.steps += 1
+            if not warmup:
+                walls.setdefault((prompt.id, index), []).append(step.end_ns - step.start_ns)
+            after()
+            if len(rows) == STEPS_PER_APPEND:
+                full, rows = rows, []  # first, so that no row is appended twice should the disk be full
+                run.writer.append("steps", full)
+    finally:
+        run.writer.append("steps", rows)
+        run.writer.append("sequences", [common | _sequence_row(record, prompt)])
+        run.sequences += 1
+    return numbered
+
+
+def _step_row(step: StepRecord, step_id: int, index: int, *, warmup: bool) -> dict[str, Any]:
+    return {
+        "step_id": step_id,
+        "index": index,
+        "warmup": warmup,
+        "start_ns": step.start_ns,
+        "draft_end_ns": step.draft_end_ns,
+        "forward_end_ns": step.forward_end_ns,
+        "end_ns": step.end_ns,
+        "context": step.context,
+        "width": step.width,
+        "drafted": step.drafted,
+        "accepted": step.accepted,
+        "committed": len(step.tokens),
+        "experts": list(step.experts),
+    }
+
+
+def _sequence_row(record: SequenceRecord, prompt: TokenPrompt) -> dict[str, Any]:
+    packed = array("i", record.tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return {
+        "prompt_id": prompt.id,
+        "prompt_tokens": record.prompt_tokens,
+        "new_tokens": len(record.tokens),
+        "prefill_start_ns": record.prefill_start_ns,
+        "prefill_end_ns": record.prefill_end_ns,
+        "finish": record.finish,
+        "output_sha256": hashlib.sha256(packed.tobytes()).hexdigest(),
+        "output_tokens": record.tokens,
+    }
