@@ -40,9 +40,9 @@ def write(mode: str, spool: Path, readings: list[str], interval: int, first: int
     shift = -UNIX_NS // 2 if mode == "cupti-clock" else 0
     spans = [(first + index * interval, first + (index + 1) * interval) for index in range((last - first) // interval)]
     if mode == "late":
-        spans = spans[30:]
+        spans = spans[2000:]
     if mode == "early":
-        spans = spans[:-30]
+        spans = spans[:100]
     if mode == "stale":
         spans[1:1] = [
             (first - 10_000_000 + index * interval, first - 9_990_000 + index * interval) for index in range(5)

@@ -184,7 +184,7 @@ def test_a_gap_is_a_loss_with_its_time_and_the_samples_it_cost(sampler: Any) -> 
 
 @pytest.mark.parametrize(("mode", "kind"), [("late", "late-start"), ("early", "early-end")])
 def test_a_capture_that_samples_do_not_cover_is_a_loss(sampler: Any, mode: str, kind: str) -> None:
-    (loss,) = _capture(sampler(mode)).losses
+    (loss,) = _capture(sampler(mode), 0.03).losses  # 20 ms are missing: more than a busy machine delays an answer
     assert (loss["kind"], loss["severity"]) == (kind, "data_loss")
     assert loss["last_ns"] - loss["first_ns"] > 200_000
 
