@@ -79,7 +79,7 @@ class PmSampler:
         self._limits = ready_seconds, stop_seconds
         self._link: SidecarLink | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._started_ns = 0
+        self._asked_ns = self._started_ns = 0
         self._left_out = 0
         self.ready: dict[str, Any] = {}
         """What the sidecar said of itself: device, chip, metric taken for each reading, those refused."""
@@ -140,6 +140,7 @@ class PmSampler:
         """Arm the counters; they count when this returns. Raises SidecarError."""
         self.prepare()
         link = self._require()
+        self._asked_ns = time.perf_counter_ns()
         link.send("start")
         link.receive(START_SECONDS, "started")
         self._started_ns = time.perf_counter_ns()
@@ -177,8 +178,8 @@ class PmSampler:
         if len(raw.times) < 2:
             raise InputError("the sampler returned no samples", hint="a longer capture, or another set")
         placed, clock_name = pm_samples.place(raw, stopped["anchors"])
-        window = self._started_ns, stopped_ns
-        samples = pm_samples.clean(raw, placed, clock_name, window, int(self.ready["interval_ns"]))
+        window, interval_ns = (self._asked_ns, stopped_ns), int(self.ready["interval_ns"])
+        samples = pm_samples.clean(raw, placed, clock_name, window, interval_ns, self._started_ns)
         if not len(samples.start_ns):
             raise InputError(f"none of {len(raw.times)} samples has a time within the capture")
         table = pm_samples.to_table(

@@ -85,12 +85,15 @@ def _outside(moment: int, bracket: Bracket) -> int:
     return max(bracket.low_ns - moment, moment - bracket.high_ns, 0)
 
 
-def clean(raw: RawSamples, placed: Fit, name: str, window: tuple[int, int], interval_ns: int) -> Samples:
+def clean(
+    raw: RawSamples, placed: Fit, name: str, window: tuple[int, int], interval_ns: int, counting_ns: int | None = None
+) -> Samples:
     """Return the valid samples and what was lost.
 
     The first sample of a session is garbage (huge counts, a stale start) and always dropped. Others are dropped where
-    they end before they begin, repeat a time, or lie outside ``window``: counting had begun and had not been stopped,
-    on the run's clock. Samples from before are left over from an earlier capture.
+    they end before they begin, repeat a time, or lie outside ``window``: start and stop were asked for, on the run's
+    clock. Samples from before are left over from an earlier capture. ``counting_ns``: the sampler said it had started;
+    from there on samples should cover the window.
     """
     losses: list[Loss] = []
     times, values = raw.times[1:], raw.values[1:]
