@@ -14,12 +14,13 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.errors import InputError, UnfitError
+from workbench.lint.occupancy import Occupancy, occupancy, sm_limits
 
 if TYPE_CHECKING:
     from workbench.kernels.catalogue import Entry
@@ -31,11 +32,7 @@ TARGETS = (90, 100, 103)
 Report = dict[str, dict[str, dict[str, int | str]]]
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-_REGISTERS_PER_SM = 65536
-_THREADS_PER_SM = 2048
-_SHARED_PER_SM = 228 * 1024
 _RESERVED_SHARED = 1024  # the driver's, part of SHARED in the dump
-_PROGRAMS_PER_SM = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +40,7 @@ class Resources:
     """What one program (CTA) of a compiled kernel takes.
 
     ``registers`` a thread; ``stack_bytes`` of local memory a thread (spills); ``shared_bytes`` a program, static
-    and dynamic; ``programs_per_sm`` the residency these allow (registers in units of 256 a warp; warps; shared
-    memory of 228 KiB with 1 KiB reserved a program), before any other limit.
+    and dynamic.
     """
 
     registers: int
@@ -52,16 +48,14 @@ class Resources:
     shared_bytes: int
     num_warps: int
 
+    def occupancy(self, target: int) -> Occupancy:
+        """Return the residency on compute capability ``target`` (90, 100 …), before any other limit."""
+        return occupancy(target, registers=self.registers, shared_bytes=self.shared_bytes, num_warps=self.num_warps)
+
     @property
     def programs_per_sm(self) -> int:
-        """Programs one SM can hold at once."""
-        a_warp = -(-self.registers * 32 // 256) * 256
-        return min(
-            _REGISTERS_PER_SM // (a_warp * self.num_warps),
-            _THREADS_PER_SM // (32 * self.num_warps),
-            _SHARED_PER_SM // (self.shared_bytes + _RESERVED_SHARED),
-            _PROGRAMS_PER_SM,
-        )
+        """Programs one SM of Hopper or of Blackwell's data-centre parts can hold at once."""
+        return self.occupancy(TARGETS[0]).programs
 
 
 def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Resources:
@@ -71,6 +65,25 @@ def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Res
     Triton's on-disk cache makes a second call cheap. Raises InputError for an unknown target or under
     ``TRITON_INTERPRET``, UnfitError when the tool chain is missing or fails.
     """
+    cap = {"maxnreg": registers} if registers else {}
+    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, **cap}
+    compiled = compile_kernel(entry.kernel, entry.types, entry.constants, entry.divisible, target, options)
+    return read_resources(compiled, entry.name)
+
+
+def compile_kernel(
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    divisible: Sequence[str],
+    target: int,
+    options: Mapping[str, int],
+) -> Any:
+    """Return Triton's compiled kernel for ``types`` and ``constants``, as ``catalogue.Entry`` explains them.
+
+    ``options`` are Triton's: num_warps, num_stages, num_ctas, maxnreg. Raises as ``compile_resources``, and whatever
+    Triton raises for a kernel that does not compile.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -79,26 +92,22 @@ def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Res
 
     if INTERPRETED:
         raise InputError("resources: TRITON_INTERPRET is set, so kernels cannot be compiled", hint="unset it")
-    if target not in TARGETS:
-        raise InputError(f"resources: target {target} is unknown", hint=f"one of {', '.join(map(str, TARGETS))}")
-    names = entry.kernel.arg_names
-    signature = {name: "constexpr" if name in entry.constants else entry.types[name] for name in names}
-    constants = {(names.index(name),): value for name, value in entry.constants.items()}
+    sm_limits(target)
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*") or name in entry.divisible
+        if signature[name].startswith("*") or name in divisible
     }
-    compiled = triton.compile(
-        ASTSource(entry.kernel, signature, constants, aligned),
-        target=GPUTarget("cuda", target, 32),
-        options={
-            "num_warps": entry.num_warps,
-            "num_stages": entry.num_stages,
-            **({"maxnreg": registers} if registers else {}),
-        },
-    )
-    used, stack, static_shared, local = _usage(compiled.asm["cubin"], entry.name)
+    source = ASTSource(kernel, signature, values, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=dict(options))
+
+
+def read_resources(compiled: Any, name: str) -> Resources:
+    """Return what the cubin of ``compiled``, Triton's compiled kernel, says. Raises UnfitError."""
+    used, stack, static_shared, local = _usage(compiled.asm["cubin"], name)
     return Resources(
         registers=used,
         stack_bytes=stack + local,
