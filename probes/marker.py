@@ -28,7 +28,10 @@ ROUND_TIMEOUT_NS = 20_000_000
 QUEUE_NS = 300_000
 """How long the device is kept busy while a few launches are queued: one from Python takes some ten microseconds."""
 
-PAUSES_NS = (60_000, 120_000, 240_000, 480_000, 90_000)
+PAUSES_NS = ((60_000, 120_000, 240_000, 480_000, 0), (105_000, 155_000, 290_000, 560_000, 0))
+"""After each stamp at the beginning of a capture, and at its end: no two times between stamps are alike."""
+
+LEAST_PAIRED = 3
 TOGETHER_NS = 3_000
 """How far the times between stamps may differ by two clocks: far less than the pauses do."""
 
@@ -112,7 +115,7 @@ class Marker:
 
     def marks(self, *, last: bool = False) -> None:
         """Enqueue one stamp after another, with pauses by which both ends of a capture are told apart."""
-        for pause in reversed(PAUSES_NS) if last else PAUSES_NS:
+        for pause in PAUSES_NS[last]:
             self.stamp()
             _idle(pause)
 
@@ -250,7 +253,7 @@ def _paired(rows: Sequence[Span], stamps: Sequence[Span]) -> list[tuple[Span, Sp
             ]
             if len(pairs) > len(best):
                 best = pairs
-    return best if len(best) >= min(2, len(rows), len(stamps)) else []
+    return best if len(best) >= min(LEAST_PAIRED, len(stamps)) else []
 
 
 def _idle(length_ns: int) -> None:

@@ -103,21 +103,20 @@ def _stated(run: Run, pipelines: list[Pipeline], manifest: Manifest) -> Iterator
 
 def _instrumented(run: Run, pipelines: list[Pipeline], bench: CudaBench | None) -> None:
     """Run the passes with instruments: on the CPU there is one, the profiler; on CUDA four, the profiler last."""
-    static: StaticProbe | None = None
+    device = bench.device.type if bench is not None else ""
+    benched = [pipeline for pipeline in pipelines if pipeline.device.type == device]
+    static = StaticProbe(bench.capability) if bench is not None else None
     if bench is not None:
-        static = StaticProbe(bench.capability)
-        for pipeline in pipelines:
+        for pipeline in benched:
             sampled_pass(run, pipeline, bench)
-        for pipeline in pipelines:
+        for pipeline in benched:
             laned_pass(run, pipeline, bench)
     for pipeline in pipelines:
-        traced_pass(run, pipeline, bench if pipeline.device.type == "cuda" else None, static)
-    if bench is None or static is None:
-        return
-    for pipeline in pipelines:
+        traced_pass(run, pipeline, bench if pipeline in benched else None, static)
+    for pipeline in benched:
         if (pipeline.variant.name, "traced") in run.recorded:
             after_profiling(run, pipeline, pipeline.variant.measure.traced_steps)
-    if any(pipeline.variant.instruments.static for pipeline in pipelines):
+    if static is not None and any(pipeline.variant.instruments.static for pipeline in benched):
         _write_static(run, static)
 
 

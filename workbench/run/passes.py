@@ -146,7 +146,7 @@ def lane_source(forward: Any) -> LaneSource:
     kernel = engine.kernel
     return LaneSource(
         kernel=kernel.cubin.kernel,
-        tasks=[f"{phase} {layer}" for layer in range(engine.shape.layers) for phase in PHASES] + ["head"],
+        tasks=[*PHASES * engine.shape.layers, "head"],
         read=lambda: engine.buffers.lanes.cpu().numpy(),
         sms=lambda stamps: stamps[:, attention, 1],
         facts={
