@@ -141,6 +141,8 @@ def _time_axis(window: Window, zero: int) -> dict[str, Any]:
         "showgrid": True,
         "zeroline": False,
         "automargin": False,
+        "anchor": "free",
+        "position": 0,
     }
 
 
@@ -297,22 +299,39 @@ def _samples(track: SampleTrack, content: object, zero: int) -> Drawn:
     if isinstance(content, Band):
         if not len(content.start):
             return [], _NO_TICKS, f"({unit}; no sample here)"
-        x = [*(content.start - zero).tolist(), int(content.end[-1]) - zero]
-        low, high = content.low.tolist(), content.high.tolist()
-        line = {"shape": "hv", "width": 0.8, "color": SAMPLE}
-        lower = {
+        return _band(content, zero, unit), axis, f"({unit}; least to greatest in each bin)"
+    raise AssertionError(f"{track.key}: {type(content).__name__} is no content of a counter")
+
+
+def _band(content: Band, zero: int, unit: str) -> list[dict[str, Any]]:
+    """Return the area between least and greatest, as an outline around each stretch of bins without a hole."""
+    x: list[int | None] = []
+    y: list[float | None] = []
+    hover: list[str] = []
+    breaks = np.flatnonzero(content.start[1:] != content.end[:-1]) + 1
+    for own in np.split(np.arange(len(content.start)), breaks):
+        start, end = (content.start[own] - zero).tolist(), (content.end[own] - zero).tolist()
+        low, high = content.low[own].tolist(), content.high[own].tolist()
+        there = [corner for left, right in zip(start, end, strict=True) for corner in (left, right)]
+        x += [*there, *reversed(there), there[0], None]
+        y += [value for value in high for _ in (0, 1)]
+        y += [value for value in reversed(low) for _ in (0, 1)]
+        y += [high[0], None]
+        words = [f"{least:.4g} to {most:.4g} {unit}" for least, most in zip(low, high, strict=True)]
+        hover += [word for word in words for _ in (0, 1)]
+        hover += [word for word in reversed(words) for _ in (0, 1)]
+        hover += [words[0], ""]
+    return [
+        {
             "type": "scatter",
             "mode": "lines",
             "x": x,
-            "y": [*low, low[-1]],
-            "line": line,
-            "hovertemplate": f"least: %{{y:.4~g}} {unit}<extra></extra>",
-        }
-        upper = lower | {
-            "y": [*high, high[-1]],
-            "fill": "tonexty",
+            "y": y,
+            "line": {"width": 1, "color": SAMPLE},
+            "fill": "toself",
             "fillcolor": _faint(SAMPLE),
-            "hovertemplate": f"greatest: %{{y:.4~g}} {unit}<extra></extra>",
+            "hoveron": "points",
+            "hovertext": hover,
+            "hoverinfo": "text",
         }
-        return [lower, upper], axis, f"({unit}; least to greatest in each bin)"
-    raise AssertionError(f"{track.key}: {type(content).__name__} is no content of a counter")
+    ]

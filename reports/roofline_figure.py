@@ -80,7 +80,7 @@ def _points(points: Sequence[Point], word: str, longest: int) -> dict[str, Any]:
         "x": [point.bytes_per_token.value for point in points if point.bytes_per_token],
         "y": [point.achieved.value for point in points],
         "text": [figure_text(visible(point.name, 40)) for point in points],
-        "textposition": "bottom center",
+        "textposition": "top center" if kind == "step" else "bottom center",
         "customdata": [list(point.ids) for point in points],
         "marker": {
             "size": [SMALLEST + (LARGEST - SMALLEST) * math.sqrt(point.total_ns / longest) for point in points],
@@ -99,7 +99,7 @@ def _hover(point: Point) -> str:
     lines = [
         figure_text(visible(point.name, 90)),
         f"{significant(point.achieved.value, 4)} GB/s ({point.achieved.tag})",
-        f"{byte_text(point.bytes_per_call.value)} each of {point.calls:,}, {significant(point.total_ns / 1e6)} ms in all",
+        f"{byte_text(point.bytes_per_call.value)} each of {point.calls:,}, {significant(point.total_ns / 1e6)} ms",
         f"{byte_text(per_token.value)} per accepted token" if per_token else "",
         figure_text(visible(point.achieved.note, 120)),
         figure_text(point.verdict()),
@@ -118,8 +118,11 @@ def _token_rates(left: float, right: float, low: float, high: float) -> list[dic
             made.append(
                 {
                     "type": "scatter",
-                    "mode": "lines",
+                    "mode": "lines+text",
                     "showlegend": False,
+                    "text": ["", f"{rate:g} tok/s"],
+                    "textposition": "bottom left",
+                    "textfont": {"size": 10, "color": "#7d828c"},
                     "x": [start, stop],
                     "y": [start * rate / 1e9, stop * rate / 1e9],
                     "line": {"width": 1, "color": "rgba(125,130,140,0.35)"},
@@ -132,7 +135,8 @@ def _token_rates(left: float, right: float, low: float, high: float) -> list[dic
 
 def _byte_ticks(left: float, right: float) -> dict[str, Any]:
     decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
-    ticks = [10.0**decade for decade in decades]
+    steps = (1, 2, 5) if len(decades) < 6 else (1,)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
     return {
         "type": "log",
         "range": [math.log10(left), math.log10(right)],
