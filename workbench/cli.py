@@ -20,6 +20,7 @@ from workbench.commands.export import export
 from workbench.commands.ingest import ingest
 from workbench.commands.report import report
 from workbench.commands.run import run
+from workbench.commands.serve import serve
 from workbench.commands.show import show
 from workbench.errors import ExitCode, WorkbenchError
 from workbench.terminal import printable
