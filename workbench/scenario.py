@@ -23,7 +23,9 @@ from workbench.field_errors import input_error, suggestion
 
 MAX_SCENARIO_BYTES = 1 << 20
 
-Rung = Literal["eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "persistent"]
+Rung = Literal[
+    "eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "livequant-pq", "persistent"
+]
 RUNGS: tuple[Rung, ...] = get_args(Rung)
 """Engine configurations from the slowest to the fastest."""
 
@@ -75,12 +77,27 @@ class Model(Section):
     shape: str | None = Field(default=None, description="TOML file of a shape, relative to the scenario")
     weights: Literal["trained", "random"] = Field(default="trained", description="random: true shapes, no meaning")
     seed: int = Field(default=0, ge=0, description="seed of random weights")
+    tp: int = Field(
+        default=1, ge=1, le=64, description="random weights: run the slice that one of this many ranks holds"
+    )
+    routing: Literal["router", "uniform", "skewed", "recorded"] = Field(
+        default="router",
+        description="random weights: who chooses the experts; uniform and skewed are drawn, recorded comes from a file",
+    )
+    routing_exponent: float = Field(default=1.0, gt=0, le=8, description="skewed: the n-th expert's weight is n^-this")
+    routing_file: str | None = Field(
+        default=None, description="recorded: JSON Lines of expert ids, relative to the scenario"
+    )
 
 
 class Precision(Section):
     """The number formats of the weights."""
 
     policy: str = Field(default="mxfp4-experts", description="named policy: which tensor class is held in which format")
+    expand: Literal["load", "step"] = Field(
+        default="load",
+        description="rungs without packed experts: expand all routed experts at load, or the chosen ones in every step",
+    )
 
 
 class Engine(Section):
@@ -91,6 +108,9 @@ class Engine(Section):
     threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; default: what the library picks")
     overlap: bool = Field(
         default=False, description="kernel rungs: launches start under their predecessor's tail (sm_90 and later)"
+    )
+    collective_us: float = Field(
+        default=0, ge=0, le=1000, description="model.tp > 1: length of what stands in for each all-reduce; modelled"
     )
     faults: list[Fault] = Field(default=[], description="runtime faults planted on purpose, docs/reference/rungs.md")
 
@@ -178,12 +198,14 @@ class PlantedFault(Section):
     name: Name
     family: Literal["kernel", "host", "graph", "bytes", "speculation", "data"]
     cause: str = Field(description="what is wrong, in truth")
-    expect: list[str] = Field(min_length=1, description="ids of findings that name it; one of them must rank first")
+    expect: list[str] = Field(
+        min_length=1,
+        description="findings that name it, as id or id@location, one of which must rank first; none: it is no fault",
+    )
     variant: Name | None = Field(default=None, description="the variant it is planted in; default: the fault's name")
-    clean: Name | None = Field(default="clean", description="the same without it; none: no clean twin")
+    clean: str = Field(default="clean", description="variant that is the same without it; empty: there is none")
     mutation: str | None = Field(default=None, description="data faults: what is done to a bundle's tables")
     trace: str | None = Field(default=None, description="data faults: trace they are planted in, relative to the file")
-    whatif: Name | None = Field(default=None, description="accounting cause whose removal should give the clean tok/s")
 
 
 class ScenarioFile(Section):
@@ -221,6 +243,12 @@ class Variant(Section):
     def _consistent(self) -> Self:
         if self.model.preset and self.model.shape:
             raise ValueError("model.preset and model.shape: give one of them")
+        if self.model.weights == "trained" and (self.model.tp > 1 or self.model.routing != "router"):
+            raise ValueError("model.tp and model.routing: need weights = 'random'")
+        if (self.model.routing == "recorded") != (self.model.routing_file is not None):
+            raise ValueError("model.routing_file: goes with routing = 'recorded', and only then")
+        if self.engine.collective_us and self.model.tp == 1:
+            raise ValueError("engine.collective_us: one rank exchanges nothing; set model.tp")
         if self.drafter.kind == "simulated":
             length = self.drafter.accept_length
             if length is None:
@@ -244,6 +272,11 @@ class Variant(Section):
     def shape_path(self) -> Path | None:
         """The shape file, where one is named."""
         return Path(self.folder) / self.model.shape if self.model.shape else None
+
+    @property
+    def routing_path(self) -> Path | None:
+        """The file of recorded expert choices, where one is named."""
+        return Path(self.folder) / self.model.routing_file if self.model.routing_file else None
 
 
 class Scenario:
@@ -368,6 +401,8 @@ def _look_up(variant: Variant) -> None:
             raise InputError(f"{field}: there is no {name!r}", hint=suggestion(name, names))
     if (shape := variant.shape_path) and not shape.is_file():
         raise InputError(f"model.shape: no file {shape}", hint="the path is relative to the scenario")
+    if (recorded := variant.routing_path) and not recorded.is_file():
+        raise InputError(f"model.routing_file: no file {recorded}", hint="the path is relative to the scenario")
     _ = variant.prompts_path
     if variant.engine.faults:
         from workbench.decode.rungs.faults import check_faults

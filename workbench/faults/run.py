@@ -1,0 +1,95 @@
+"""Bundles of the suite: recorded ones where they are, the others run here or made from a trace."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.errors import InputError, UnfitError
+from workbench.faults.case import Case
+from workbench.faults.mutations import mutate
+from workbench.trace.bundle import Bundle
+from workbench.trace.manifest import MANIFEST, read_manifest
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a case's bundle is. ``clean``: the bundle without the fault, for data faults; else the same bundle.
+
+    ``bundle`` None: there is none, for the reason ``why``.
+    """
+
+    case: Case
+    bundle: Path | None
+    clean: Path | None = None
+    why: str = ""
+
+
+def recorded(folder: Path) -> dict[str, Path]:
+    """Return the bundles below ``folder`` by the name of the scenario that they are of."""
+    found = {}
+    for manifest in sorted(folder.rglob(MANIFEST)):
+        try:
+            name = str(read_manifest(manifest.parent).scenario.get("name", ""))
+        except InputError:
+            continue  # not a bundle of this version: nothing of the suite
+        found[name] = manifest.parent
+    return found
+
+
+def place(
+    cases: Iterable[Case], out: Path, bundles: Path | None = None, progress: Progress = lambda *_: None
+) -> tuple[Place, ...]:
+    """Return every case's bundle: from ``bundles`` where it was recorded, else run or made now below ``out``.
+
+    Scenarios that need a GPU are run only where there is one. A scenario is run once for all its faults.
+    """
+    cases = tuple(cases)
+    known = recorded(bundles) if bundles else {}
+    places = []
+    for number, case in enumerate(cases):
+        progress(case.name, number, len(cases))
+        if case.trace is not None:
+            places.append(_planted(case, out, known))
+            continue
+        if case.scenario.name not in known:
+            try:
+                known[case.scenario.name] = _run(case, out)
+            except UnfitError as error:
+                places.append(Place(case, None, why=str(error)))
+                continue
+        places.append(Place(case, known[case.scenario.name], known[case.scenario.name]))
+    progress("", len(cases), len(cases))
+    return tuple(places)
+
+
+def _run(case: Case, out: Path) -> Path:
+    if case.needs_gpu and not _cuda():
+        raise UnfitError("needs an NVIDIA GPU and no recorded bundle was given")
+    from workbench.runner import run_scenario
+
+    return run_scenario(case.scenario, out / case.scenario.name)
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _planted(case: Case, out: Path, known: dict[str, Path]) -> Place:
+    trace = case.trace
+    assert trace is not None  # noqa: S101 - asked by the caller
+    if case.fault.mutation is None:
+        raise InputError(f"{case.path}: fault {case.name!r}: mutation is needed beside trace")
+    if not trace.is_file():
+        return Place(case, None, why=f"{trace.name} is part of a checkout and not of this installation")
+    key = str(trace)
+    if key not in known:
+        from workbench.ingest.bundle import bundle_name, ingest_kineto
+
+        known[key] = ingest_kineto(trace, out / bundle_name(trace)).path
+    with Bundle.open(known[key]) as source:
+        return Place(case, mutate(source, case.fault.mutation, out / case.name), known[key])
