@@ -321,3 +321,11 @@ def test_the_worst_comes_first_and_everything_is_in_the_json(judge: Judge) -> No
     assert data["severity"] == "error"
     assert {check["id"] for check in data["checks"]} == set(found(result))
     assert set(data["refusals"]) == set(result.refusals)
+
+
+def test_kernels_that_stamped_themselves_need_no_launch_and_no_profiler_beside_them(judge: Judge) -> None:
+    tables = healthy()
+    laned = {**step(-20_000_000, -19_000_000), "run_pass": "laned"}
+    tables["steps"].append(laned)
+    tables["kernels"].append(kernel(-19_500_000, None, step_id=1))
+    assert judge(tables, source="run").checks == ()

@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from workbench.trace.bundle import Bundle
 from workbench.trace.claims import FEW, RESIDUAL_NS, Check, Claim
 
+TRACED_KERNELS = (
+    "(SELECT * FROM kernels WHERE step_id IS NULL"
+    " OR step_id NOT IN (SELECT step_id FROM steps WHERE run_pass = 'laned'))"
+)
+"""What the profiler saw: rows of laned steps come from a kernel's own stamps, with no launch and at another time."""
+
 _LAUNCH = r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*"
 _GRAPH = r"(cuda|cu|hip)GraphLaunch\w*"
 
@@ -64,7 +70,7 @@ def launches(bundle: Bundle) -> Iterator[Check]:
         yield Check("launch-without-kernel", "warning" if few else "error", message, row["middle"], refuses)
 
 
-_ORPHANS = """
+_ORPHANS = f"""
 WITH calls AS (
     SELECT variant, correlation, min(start_ns) AS start_ns FROM host
     WHERE category = 'runtime' AND correlation IS NOT NULL GROUP BY variant, correlation
@@ -74,8 +80,8 @@ SELECT count(*) AS rows, count(*) FILTER (calls.start_ns IS NULL) AS orphans,
        count(*) FILTER (kernels.start_ns < calls.start_ns) AS before,
        max(calls.start_ns - kernels.start_ns) AS most_ns,
        (SELECT count(*) FROM calls) AS calls
-FROM kernels LEFT JOIN calls USING (variant, correlation) LEFT JOIN first USING (variant)
-"""
+FROM {TRACED_KERNELS} AS kernels LEFT JOIN calls USING (variant, correlation) LEFT JOIN first USING (variant)
+"""  # noqa: S608
 
 
 def orphans(bundle: Bundle) -> Iterator[Check]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from workbench.trace.bundle import Bundle
 from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim
+from workbench.trace.launch_checks import TRACED_KERNELS
 
 RESIDUAL_REFUSED_NS = 50_000
 """From here on, launch delays of some ten microseconds cannot be told from clock error."""
@@ -37,7 +38,7 @@ SELECT count(*) FILTER (end_ns - start_ns > {IMPOSSIBLE_NS}) AS long, max(end_ns
        count(*) FILTER (end_ns = start_ns) AS empty, count(*) AS rows,
        count(*) FILTER (first IS NOT NULL AND (start_ns < first - {IMPOSSIBLE_NS} OR start_ns > last + {IMPOSSIBLE_NS}))
            AS outside
-FROM kernels LEFT JOIN (
+FROM {TRACED_KERNELS} AS kernels LEFT JOIN (
     SELECT variant, min(start_ns) AS first, max(end_ns) AS last FROM host GROUP BY variant) USING (variant)
 """  # noqa: S608
 
