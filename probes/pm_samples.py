@@ -16,7 +16,10 @@ from workbench.trace.clocks import Bracket, Fit, Sample, Times, fit
 SOURCE = "pm_sampler"
 ACTIVITY = "sm_active"
 MARGIN_NS = 2_000_000
-"""How far outside start and stop a sample may lie before it is dropped: a sampler is armed and stopped with a delay."""
+"""How far outside the capture the bulk of its samples may lie before their clock is taken for another one."""
+
+FAR_NS = 600_000_000_000
+"""Outside start and stop by more than this, a sample's time is damaged."""
 
 EDGE_NS = 100_000
 """How much of a capture may lack samples at its ends: the last sample is not complete when counting is stopped."""
@@ -92,8 +95,8 @@ def clean(
 
     The first sample of a session is garbage (huge counts, a stale start) and always dropped. Others are dropped where
     they end before they begin, repeat a time, or lie outside ``window``: start and stop were asked for, on the run's
-    clock. Samples from before are left over from an earlier capture. ``counting_ns``: the sampler said it had started;
-    from there on samples should cover the window.
+    clock. Samples from before are left over from an earlier capture, those after are of the time that stopping took.
+    ``counting_ns``: the sampler said it had started; from there on samples should cover the window.
     """
     losses: list[Loss] = []
     times, values = raw.times[1:], raw.values[1:]
@@ -101,8 +104,9 @@ def clean(
     sane = (times > 0).all(axis=1) & (times < 1 << 61).all(axis=1) & (times[:, 1] > times[:, 0])
     times, values = times[sane], values[sane]
     start, end = placed.place_all(times[:, 0]), placed.place_all(times[:, 1])
-    stale = end <= window[0] - MARGIN_NS
-    inside = ~stale & (end <= window[1] + MARGIN_NS)
+    near = (start >= window[0] - FAR_NS) & (end <= window[1] + FAR_NS)
+    stale, after = near & (end <= window[0]), near & (start >= window[1])
+    inside = near & ~stale & ~after
     start, end, values = start[inside], end[inside], values[inside]
     order = np.argsort(start, kind="stable")
     start, end, values = start[order], end[order], values[order]
@@ -111,13 +115,12 @@ def clean(
     start, end, values = start[fresh], end[fresh], values[fresh]
     if left_over := int(stale.sum()):
         losses.append(_loss("stale-samples", left_over, None, None, "info", "left over from before: dropped"))
-    if damaged := len(raw.times[1:]) - left_over - len(start):
+    if damaged := len(raw.times[1:]) - left_over - int(after.sum()) - len(start):
         losses.append(
             _loss("damaged-samples", damaged, None, None, "data_loss", "times that cannot be: the samples were dropped")
         )
-    return Samples(
-        start, end, values, placed, name, losses + _uncovered(start, end, window) + _gaps(start, end, interval_ns)
-    )
+    losses += _uncovered(start, end, (counting_ns or window[0], window[1])) + _gaps(start, end, interval_ns)
+    return Samples(start, end, values, placed, name, losses)
 
 
 def _uncovered(start: Times, end: Times, window: tuple[int, int]) -> list[Loss]:
