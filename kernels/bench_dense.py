@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from workbench.kernels import bench_case, live_quant, lm_head, reference, router, skinny_gemm
+from workbench.kernels import bench_case, live_quant, lm_head, pq_gemm, reference, router, skinny_gemm
 from workbench.kernels.bench_case import Case, poisoned, randn, rotation, space
 from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
@@ -81,6 +81,8 @@ def live_quant_case(form: live_quant.Form, shape: str, tokens: int, rows: int, c
     elif form == "fused":
         split = live_quant.default_split(rows, columns // 128, live_quant.NAIVE.block)
         default, others = live_quant.FusedConfig(split=split), live_quant.SPACE
+    elif form == "pq":
+        default, others = pq_gemm.default_config(columns), pq_gemm.SPACE
 
     def run(copy: int, into: torch.Tensor, config: Any) -> torch.Tensor:
         return live_quant.live_quant_gemm(

@@ -12,17 +12,22 @@ from workbench.kernels import (
     attention,
     bf16_experts,
     chain_verify,
+    collective,
+    fp8_experts,
     live_quant,
     lm_head,
     merge,
     mla,
+    mla_project,
     mxfp4_experts,
     nucleus,
+    pq_gemm,
     rms_norm,
     roof,
     rope,
     router,
     skinny_gemm,
+    swiglu,
 )
 
 
@@ -37,7 +42,7 @@ class Entry:
     divisible: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 2
-    #: Why this kernel may spill registers on sm_90; empty: it must not.
+    #: Why this kernel may spill registers; empty: it must not.
     spills: str = ""
     shape: str = field(default="", compare=False)
 
@@ -188,8 +193,11 @@ _SKINNY_TYPES = {
     "rng_ptr": "*i64",
     "partial_ptr": "*fp32",
     "counter_ptr": "*i32",
+    "forced_ptr": "*i32",
+    "kv_len_ptr": "*i32",
     "rows": "i32",
     "columns": "i32",
+    "period": "i32",
     "factor": "fp32",
     "alpha": "fp32",
     "limit": "fp32",
@@ -231,7 +239,7 @@ def _router(name: str, tokens: int, experts: int, hidden: int, top_k: int, mode:
     return _skinny(
         name, router, router.router_kernel, tokens, experts, hidden, shape, router.default_config(hidden // 64),
         TOPK=top_k, K_WIDE=1 << (top_k - 1).bit_length(), T_WIDE=1 << (tokens - 1).bit_length(),
-        E_WIDE=1 << (experts - 1).bit_length(), MODE=mode, RENORMALISE=True, BIAS=mode == 1,
+        E_WIDE=1 << (experts - 1).bit_length(), MODE=mode, RENORMALISE=True, BIAS=mode == 1, FORCED=mode == 2,
     )  # fmt: skip
 
 
@@ -275,18 +283,107 @@ def _fused(name: str, split: int) -> Entry:
             "w_scale_ptr": "*fp32",
             "x_ptr": "*bf16",
             "bias_ptr": "*bf16",
+            "residual_ptr": "*bf16",
             "y_ptr": "*bf16",
             "partial_ptr": "*fp32",
             "counter_ptr": "*i32",
             "rows": "i32",
             "columns": "i32",
         },
-        {"T": 1, "TM": 16, "BLOCK": config.block, "SPLIT": split, "POWER_OF_2": False, "BIAS": False},
+        {
+            "T": 1,
+            "TM": 16,
+            "BLOCK": config.block,
+            "SPLIT": split,
+            "POWER_OF_2": False,
+            "BIAS": False,
+            "RESIDUAL": False,
+        },
         ("rows", "columns"),
         config.num_warps,
         config.num_stages,
         getattr(live_quant, "SPILLS", ""),
         "GLM-5.2 q_a + kv_a, T=1",
+    )
+
+
+def _pq(name: str, tokens: int) -> Entry:
+    config = pq_gemm.default_config(6144)
+    pointers = ("x_ptr", "bias_ptr", "residual_ptr", "y_ptr")
+    return Entry(
+        name,
+        pq_gemm.pq_kernel,
+        {
+            "w_ptr": "*fp8e4nv",
+            "w_scale_ptr": "*fp32",
+            **dict.fromkeys(pointers, "*bf16"),
+            "partial_ptr": "*fp32",
+            "counter_ptr": "*i32",
+            **dict.fromkeys(("rows", "columns", "blocks"), "i32"),
+        },
+        {
+            "T": tokens,
+            "TM": 16,
+            "BLOCK": config.block,
+            "SPLIT": 48 // config.groups,
+            "GROUPS": config.groups,
+            "POWER_OF_2": False,
+            "BIAS": False,
+            "RESIDUAL": False,
+        },
+        ("rows", "columns"),
+        config.num_warps,
+        config.num_stages,
+        getattr(pq_gemm, "SPILLS", ""),
+        f"GLM-5.2 q_a + kv_a, T={tokens}",
+    )
+
+
+def _fp8_expert(name: str, kernel: Any, tokens: int, rows: int, columns: int) -> Entry:
+    config = fp8_experts.default_config(rows, columns)
+    cut = skinny_gemm.cut(config, tokens, columns // 128, True)
+    warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    del cut["launch_pdl"]
+    pairs = 8 * tokens
+    constants = {**cut, "TOPK": 8, "PAIRS": 1 << (pairs - 1).bit_length(), "BASE": True}
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    types = {
+        **_SKINNY_TYPES,
+        **dict.fromkeys(("w_ptr", "x_ptr", "h_ptr"), "*fp8e4nv"),
+        **dict.fromkeys(("x_scale_ptr", "h_scale_ptr"), "*fp32"),
+    }
+    if kernel is fp8_experts.gate_up_kernel:
+        types["h_ptr"] = "*bf16"
+    types = {arg: types[arg] for arg in kernel.arg_names if arg not in constants}
+    shape = f"GLM-5.2 TP8, T={tokens}"
+    return Entry(name, kernel, types, constants, ("rows", "columns"), warps, stages, "", shape)
+
+
+def _per_head(name: str, rows: int, columns: int, rope: int) -> Entry:
+    return Entry(
+        name,
+        mla_project.per_head_kernel,
+        {
+            **dict.fromkeys(("x_ptr", "w_ptr", "y_ptr"), "*bf16"),
+            "table_ptr": "*fp32",
+            "kv_len_ptr": "*i32",
+            "x_token": "i32",
+            "rows": "i32",
+        },
+        {
+            "T": 1,
+            "TM": 16,
+            "HEADS": 8,
+            "K": columns,
+            "BLOCK": mla_project.ROWS,
+            "STEP": 64,
+            "ROPE": rope,
+            "OVERLAP": True,
+        },
+        ("x_token", "rows"),
+        4,
+        3,
+        shape="GLM-5.2 TP8, T=1",
     )
 
 
@@ -298,6 +395,7 @@ ENTRIES: tuple[Entry, ...] = (
         {"BLOCK": 8192},
         ("n",),
         8,
+        spills=roof.SPILLS,
         shape="8 GiB",
     ),
     _expert("gate_up_t1", mxfp4_experts.gate_up_kernel, 1, 4, 360, 45, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
@@ -361,6 +459,49 @@ ENTRIES: tuple[Entry, ...] = (
         1,
         shape="GLM-5.2 TP8, T=1",
     ),
+    Entry(
+        "mla_prepare",
+        mla_project.prepare_kernel,
+        {
+            **dict.fromkeys(
+                ("low_ptr", "q_norm_ptr", "kv_norm_ptr", "key_weight_ptr", "key_bias_ptr", "q_ptr", "cache_ptr"),
+                "*bf16",
+            ),
+            "index_ptr": "*bf16",
+            "table_ptr": "*fp32",
+            "kv_len_ptr": "*i32",
+            "width": "i32",
+            "eps": "fp32",
+        },
+        {"T": 1, "Q": 2048, "Q_WIDE": 2048, "RANK": 512, "ROPE": 64, "DIM": 128, "OVERLAP": True},
+        ("width",),
+        4,
+        shape="GLM-5.2 TP8, T=1",
+    ),
+    _per_head("mla_absorb_keys", 512, 192, 64),
+    _per_head("mla_absorb_values", 256, 512, 0),
+    _fp8_expert("fp8_gate_up_t1", fp8_experts.gate_up_kernel, 1, 256, 6144),
+    _fp8_expert("fp8_down_t1", fp8_experts.down_kernel, 1, 6144, 256),
+    _fp8_expert("fp8_gate_up_t8", fp8_experts.gate_up_kernel, 8, 256, 6144),
+    _fp8_expert("fp8_down_t8", fp8_experts.down_kernel, 8, 6144, 256),
+    Entry(
+        "swiglu",
+        swiglu.swiglu_kernel,
+        {"gate_up_ptr": "*bf16", "h_ptr": "*bf16", "inter": "i32"},
+        {"BLOCK": swiglu.BLOCK, "OVERLAP": True},
+        ("inter",),
+        4,
+        shape="GLM-5.2 TP8 shared expert",
+    ),
+    Entry(
+        "collective_standin",
+        collective.collective_standin_kernel,
+        {"out_ptr": "*i64", "nanoseconds": "i32"},
+        {},
+        (),
+        1,
+        shape="8 µs",
+    ),
     _dense("skinny_bf16_t1", skinny_gemm.skinny_bf16_kernel, 1, 5120, 2880, "gpt-oss qkv, T=1"),
     _dense("skinny_bf16_t16", skinny_gemm.skinny_bf16_kernel, 16, 5120, 2880, "gpt-oss qkv, T=16"),
     _dense("skinny_fp8_t1", skinny_gemm.skinny_fp8_kernel, 1, 2624, 6144, "GLM-5.2 q_a + kv_a, T=1"),
@@ -399,6 +540,8 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     _fused("live_quant_naive", 1),
     _fused("live_quant_fused", 16),
+    _pq("live_quant_pq_t1", 1),
+    _pq("live_quant_pq_t8", 8),
     Entry(
         "verify_greedy",
         chain_verify.greedy_kernel,

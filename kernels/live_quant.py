@@ -1,4 +1,4 @@
-"""Live FP8 quantisation of activations in front of an FP8 product, in three forms that compute the same numbers.
+"""Live FP8 quantisation of activations in front of an FP8 product, in four forms that compute the same numbers.
 
 Reference (fp32): x is quantised by groups of 128 columns (e4m3.py), then ``y = (q * scale) @ dequantised(W).T``.
 
@@ -8,6 +8,8 @@ Reference (fp32): x is quantised by groups of 128 columns (e4m3.py), then ``y = 
   block, K not split: few programs, and in each of them max, divide and convert stand between the loads and the MMA.
 - ``fused``: the same loop with K split over programs, so that the quantisation of one program hides behind the
   weight loads of the others on its SM.
+- ``pq``: quantise in the prologue (pq_gemm.py). A program owns a slice of K, quantises its part of x once, keeps it on
+  chip and walks over the row blocks: no quantisation stands in the loop, and x is quantised once a walker.
 
 The story to reproduce in kind (GLM-5.2 on B300, its authors' figures): 53 µs separate, 127 µs naive, 37 µs at
 Split-K = 16. Shapes: x bf16[T, K], W e4m3[N, K], w_scales fp32[ceil(N/128), K/128], y bf16[T, N].
@@ -28,11 +30,12 @@ from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.e4m3 import GROUP, group_scale, quantise_groups, to_e4m3
 from workbench.kernels.floor import Floor
+from workbench.kernels.pq_gemm import PqConfig, pq_gemm
 from workbench.kernels.skinny_gemm import SkinnyConfig, skinny_fp8
 from workbench.kernels.workspace import Workspace
 
-Form = Literal["separate", "naive", "fused"]
-FORMS: tuple[Form, ...] = ("separate", "naive", "fused")
+Form = Literal["separate", "naive", "fused", "pq"]
+FORMS: tuple[Form, ...] = ("separate", "naive", "fused", "pq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ def fused_kernel(
     w_scale_ptr,
     x_ptr,
     bias_ptr,
+    residual_ptr,
     y_ptr,
     partial_ptr,
     counter_ptr,
@@ -90,6 +94,7 @@ def fused_kernel(
     SPLIT: tl.constexpr,
     POWER_OF_2: tl.constexpr,
     BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
 ):
     block = tl.program_id(0)
     part = tl.program_id(1)
@@ -119,11 +124,13 @@ def fused_kernel(
             acc += tl.load(partial_ptr + other * T * rows + at, mask=ok, other=0.0, cache_modifier=".cg")
     if BIAS:
         acc += tl.load(bias_ptr + row, mask=row < rows, other=0.0).to(tl.float32)[None, :]
+    if RESIDUAL:
+        acc += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
     tl.store(y_ptr + at, acc.to(tl.bfloat16), mask=ok)
 
 
 def floor(tokens: int, rows: int, columns: int, form: Form, block: int = 64) -> Floor:
-    """Return the floor of one form; ``block`` is the rows a quantising program serves."""
+    """Return the floor of one form; ``block`` is the rows a quantising program serves, in ``pq`` all of them."""
     weights = rows * columns
     read = weights + 4 * (-(-rows // 128)) * (columns // 128) + 2 * tokens * columns
     written = 2 * tokens * rows
@@ -132,7 +139,7 @@ def floor(tokens: int, rows: int, columns: int, form: Form, block: int = 64) -> 
     if form == "separate":
         read += quantised
         written += quantised
-    else:
+    elif form != "pq":
         times = -(-rows // block)
     return Floor(read, written, weights // 8 + 6 * tokens * columns * times)
 
@@ -160,13 +167,15 @@ def live_quant_gemm(
     form: Form,
     power_of_2_scales: bool = False,
     bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
-    config: FusedConfig | SkinnyConfig | None = None,
+    config: FusedConfig | SkinnyConfig | PqConfig | None = None,
 ) -> torch.Tensor:
-    """Return y, bf16[T, N], by the named form; ``bias`` bf16[N] is added.
+    """Return y, bf16[T, N], by the named form; ``bias`` bf16[N] and ``residual`` bf16[T, N] are added.
 
-    ``config`` is a SkinnyConfig for ``separate``, else a FusedConfig.
+    ``config`` is a SkinnyConfig for ``separate``, a PqConfig for ``pq``, else a FusedConfig. ``out`` may be
+    ``residual``.
     Raises InputError before launch for shapes, types or a config that do not fit.
     """
     kernel = f"live_quant_gemm {form}"
@@ -180,6 +189,8 @@ def live_quant_gemm(
     require(kernel, 1 <= tokens <= 16, f"x holds {tokens} tokens, the kernel takes 1 to 16")
     if bias is not None:
         expect(kernel, "bias", bias, torch.bfloat16, (rows,), device=x.device)
+    if residual is not None:
+        expect(kernel, "residual", residual, torch.bfloat16, (tokens, rows), device=x.device)
     if out is None:
         out = torch.empty(tokens, rows, dtype=torch.bfloat16, device=x.device)
     expect(kernel, "out", out, torch.bfloat16, (tokens, rows), device=x.device)
@@ -187,7 +198,15 @@ def live_quant_gemm(
         require(kernel, config is None or isinstance(config, SkinnyConfig), "config must be a SkinnyConfig")
         q, scales = quantise(x, power_of_2_scales=power_of_2_scales)
         skinny = config if isinstance(config, SkinnyConfig) else None
-        return skinny_fp8(q, scales, w, w_scales, bias=bias, out=out, workspace=workspace, config=skinny)
+        return skinny_fp8(
+            q, scales, w, w_scales, bias=bias, residual=residual, out=out, workspace=workspace, config=skinny
+        )
+    if form == "pq":
+        require(kernel, config is None or isinstance(config, PqConfig), "config must be a PqConfig")
+        return pq_gemm(
+            x, w, w_scales, power_of_2_scales=power_of_2_scales, bias=bias, residual=residual, out=out,
+            workspace=workspace, config=config if isinstance(config, PqConfig) else None,
+        )  # fmt: skip
     require(kernel, config is None or isinstance(config, FusedConfig), "config must be a FusedConfig")
     if isinstance(config, FusedConfig):
         cut = config
@@ -202,8 +221,9 @@ def live_quant_gemm(
         workspace = workspace or Workspace(x.device)
         partial, counters = workspace.take(kernel, cut.split * tokens * rows, blocks)
     fused_kernel[(blocks, cut.split)](
-        w, w_scales, x, x if bias is None else bias, out, partial, counters, rows, columns, T=tokens,
-        TM=max(16, power_of_2(tokens)), BLOCK=cut.block, SPLIT=cut.split, POWER_OF_2=power_of_2_scales,
-        BIAS=bias is not None, num_warps=cut.num_warps, num_stages=cut.num_stages,
+        w, w_scales, x, x if bias is None else bias, x if residual is None else residual, out, partial, counters, rows,
+        columns, T=tokens, TM=max(16, power_of_2(tokens)), BLOCK=cut.block, SPLIT=cut.split,
+        POWER_OF_2=power_of_2_scales, BIAS=bias is not None, RESIDUAL=residual is not None,
+        num_warps=cut.num_warps, num_stages=cut.num_stages,
     )  # fmt: skip
     return out

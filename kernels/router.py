@@ -8,6 +8,9 @@ Reference (fp32): ``logits = x @ W.T + bias``; then, by ``mode``:
 - ``sigmoid``: scores ``sigmoid(logits)``, chosen by ``score + correction``, weights the scores, divided by their sum
   where ``renormalise``, times ``factor`` (DeepSeek-V3, GLM, MiMo with one expert group).
 
+``forced`` (int32[P, k] and kv_len int32[1]) replaces the choice, not the weights: the token at position p gets the
+experts of row p mod P, as recorded or drawn beforehand, so that the experts a step touches are known.
+
 Ties go to the lower expert. Shapes: x bf16[T, H], W bf16[E, H], bias bf16[E], correction fp32[E];
 ids int32[T, k], weights fp32[T, k]. Byte floor: W and x once. Instruction floor: 1/8 of an MMA a weight, and
 k (log2 E + 4) per expert and token for the choice.
@@ -53,6 +56,8 @@ def router_kernel(
     x_ptr,
     bias_ptr,
     correction_ptr,
+    forced_ptr,
+    kv_len_ptr,
     ids_ptr,
     weights_ptr,
     partial_ptr,
@@ -60,6 +65,8 @@ def router_kernel(
     rows,
     columns,
     factor,
+    period,
+    FORCED: tl.constexpr,
     TOPK: tl.constexpr,
     K_WIDE: tl.constexpr,
     T_WIDE: tl.constexpr,
@@ -130,6 +137,9 @@ def router_kernel(
             value = value / tl.sum(tl.exp(logits - top[:, None]), 1)[:, None]
     at_out = token[:, None] * TOPK + slot[None, :]
     out_ok = (token < T)[:, None] & (slot < TOPK)[None, :]
+    if FORCED:
+        line = (tl.load(kv_len_ptr) - T + token) % period
+        chosen = tl.load(forced_ptr + line[:, None] * TOPK + slot[None, :], mask=out_ok, other=0)
     tl.store(ids_ptr + at_out, chosen, mask=out_ok)
     tl.store(weights_ptr + at_out, value, mask=out_ok)
 
@@ -150,6 +160,7 @@ def route(
     bias: torch.Tensor | None = None,
     correction: torch.Tensor | None = None,
     factor: float = 1.0,
+    forced: tuple[torch.Tensor, torch.Tensor] | None = None,
     ids: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
     workspace: Workspace | None = None,
@@ -157,6 +168,8 @@ def route(
     overlap: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``(ids, weights)``, int32 and fp32 [T, k], experts of a token from the highest key down.
+
+    ``forced``: the table and kv_len of the module text, with experts below E and T at most kv_len (both on the device).
 
     ``overlap``: overlap.py. Raises InputError before launch for shapes, types or options that do not fit.
     """
@@ -177,6 +190,10 @@ def route(
         expect(kernel, "bias", bias, torch.bfloat16, (experts,), device=w.device)
     if correction is not None:
         expect(kernel, "correction", correction, torch.float32, (experts,), device=w.device)
+    table, kv_len = forced or (w, w)
+    if forced is not None:
+        expect(kernel, "forced", table, torch.int32, (None, top_k), device=w.device)
+        expect(kernel, "kv_len", kv_len, torch.int32, (1,), device=w.device)
     config = config or default_config(hidden // CHUNK_BF16)
     check_config(kernel, config)
     if ids is None:
@@ -189,9 +206,10 @@ def route(
     partial, counters = workspace.take(kernel, config.split * tokens * experts, 1)
     blocks = -(-experts // (config.rw * config.r * 16))
     router_kernel[(blocks, config.split)](
-        w, x, x if bias is None else bias, partial if correction is None else correction, ids, weights, partial,
-        counters, experts, hidden, factor, TOPK=top_k, K_WIDE=power_of_2(top_k), T_WIDE=power_of_2(tokens),
-        E_WIDE=power_of_2(experts), MODE=MODES.index(mode), RENORMALISE=renormalise, BIAS=bias is not None,
+        w, x, x if bias is None else bias, partial if correction is None else correction, table, kv_len, ids,
+        weights, partial, counters, experts, hidden, factor, len(table), FORCED=forced is not None, TOPK=top_k,
+        K_WIDE=power_of_2(top_k), T_WIDE=power_of_2(tokens), E_WIDE=power_of_2(experts), MODE=MODES.index(mode),
+        RENORMALISE=renormalise, BIAS=bias is not None,
         **cut(config, tokens, hidden // CHUNK_BF16, overlap),
     )  # fmt: skip
     return ids, weights

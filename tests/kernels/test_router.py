@@ -59,3 +59,17 @@ def test_default_config_floor_and_refusals(device: torch.device) -> None:
         route(x, w, 2, mode="hash")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="correction goes with"):
         route(x, w, 2, mode="sigmoid")
+
+
+def test_a_forced_choice_keeps_the_weights(device: torch.device) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(3, 64, generator=generator).bfloat16(), torch.randn(8, 64, generator=generator).bfloat16()
+    table = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(4)]).int()
+    x, w = x.to(device), w.to(device)
+    kv_len = torch.tensor([7], dtype=torch.int32, device=device)
+    _, free = route(x, w, 2)
+    ids, weights = route(x, w, 2, forced=(table.to(device), kv_len))
+    assert ids.cpu().tolist() == table[[0, 1, 2]].tolist()  # positions 4, 5, 6 modulo 4
+    assert torch.equal(weights, free)
+    with pytest.raises(InputError, match="route: forced has shape"):
+        route(x, w, 2, forced=(table.to(device)[:, :1].contiguous(), kv_len))
