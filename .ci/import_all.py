@@ -8,12 +8,12 @@ import sys
 from importlib.metadata import files
 
 SUBPACKAGES = (
-    *("decode", "trace", "diagnose", "ingest", "gate", "commands", "run"),
+    *("decode", "trace", "diagnose", "ingest", "gate", "commands", "run", "lint"),
     *("probes", "kernels", "dashboards", "scenarios", "reports"),
 )
 NEEDS_TORCH = (
     *("workbench.decode.", "workbench.runner", "workbench.run.", "workbench.kernels."),
-    "workbench.probes.marker_kernels",
+    *("workbench.probes.marker_kernels", "workbench.lint.warm"),
 )
 
 
