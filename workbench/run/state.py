@@ -39,7 +39,9 @@ class Run:
     def miss(self, variant: str | None, *missing: Missing) -> None:
         """Note what could not be measured of ``variant`` (None: of the whole run), each once."""
         known = self.missing.setdefault(variant, [])
-        known += [one for one in missing if one not in known]
+        for one in missing:
+            if one not in known:
+                known.append(one)
 
     def state_cost(self, variant: str, instrument: str, clean_ns: int, with_ns: int) -> None:
         """State the median step without and with ``instrument``, both in this process."""
