@@ -15,6 +15,7 @@ from workbench import __version__
 from workbench.commands import gate, kernels, model, scenario
 from workbench.commands.attach import attach
 from workbench.commands.check import check
+from workbench.commands.diagnose import diagnose
 from workbench.commands.doctor import doctor
 from workbench.commands.export import export
 from workbench.commands.ingest import ingest
@@ -22,10 +23,23 @@ from workbench.commands.report import report
 from workbench.commands.run import run
 from workbench.commands.serve import serve
 from workbench.commands.show import show
+from workbench.commands.whatif import whatif
 from workbench.errors import ExitCode, WorkbenchError
 from workbench.terminal import printable
 
-VERBS: tuple[Callable[..., None], ...] = (run, attach, ingest, show, report, check, export, doctor)
+VERBS: tuple[Callable[..., None], ...] = (
+    run,
+    attach,
+    ingest,
+    show,
+    diagnose,
+    whatif,
+    report,
+    serve,
+    check,
+    export,
+    doctor,
+)
 """In the order of the help. A verb is a typed function; its docstring is its help."""
 
 GROUPS = (("gate", gate.app), ("kernels", kernels.app), ("model", model.app), ("scenario", scenario.app))

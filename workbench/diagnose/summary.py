@@ -5,14 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from workbench.diagnose.accounting import Accounting, account
-from workbench.diagnose.floor import Floor, load_floor
-from workbench.diagnose.settings import UNKNOWN, variant_settings
+from workbench.diagnose.accounting import Accounting
+from workbench.diagnose.clean_map import CleanMap
+from workbench.diagnose.facts import Facts
+from workbench.diagnose.finding import Finding
+from workbench.diagnose.findings import find_in
+from workbench.diagnose.floor import Floor
+from workbench.diagnose.ladder import LadderStep, ladder
+from workbench.diagnose.settings import variant_settings
 from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
 from workbench.diagnose.steps import Steps, load_steps
 from workbench.errors import UnfitError
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
+from workbench.trace.validity import verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class VariantSummary:
 
     ``tok_s``: committed tokens over step time, batch 1, prefill and warm-up steps left out. ``roof_share``: bytes no
     step can avoid, over step time, as a share of the measured read bandwidth. ``bytes_per_step``: those bytes.
+    ``findings``: losses and doubts, ranked. ``mapping``: how traced kernels and gaps were brought onto the clean step;
+    None without traced kernels.
     """
 
     name: str
@@ -37,15 +45,19 @@ class VariantSummary:
     positions: tuple[Position, ...]
     identity: Identity | None
     accounting: Accounting
+    findings: tuple[Finding, ...] = ()
+    mapping: CleanMap | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The diagnosis of one bundle. ``failed`` lists variants without a single measured step."""
+    """The diagnosis of one bundle. ``failed`` lists variants without a single measured step; ``ladder`` compares
+    neighbouring rungs."""
 
     scenario: str
     variants: tuple[VariantSummary, ...]
     failed: tuple[str, ...]
+    ladder: tuple[LadderStep, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as plain data, as ``--json`` prints it."""
@@ -53,6 +65,7 @@ class Diagnosis:
             "scenario": self.scenario,
             "variants": {variant.name: _variant_json(variant) for variant in self.variants},
             "without_steps": list(self.failed),
+            "ladder": [step.to_json() for step in self.ladder],
         }
 
 
@@ -67,7 +80,8 @@ def diagnose(bundle: Bundle) -> Diagnosis:
             f"{bundle.path}: an ingested trace has no steps without instruments, so there is no tok/s to diagnose",
             hint="workbench show prints its busy and idle time",
         )
-    summaries, failed = [], []
+    summaries, failed, all_facts = [], [], []
+    judged = verdict(bundle)
     for name, settings in variant_settings(bundle).items():
         steps = load_steps(bundle, name)
         if unknown := int((steps.committed < 0).sum()):
@@ -76,23 +90,24 @@ def diagnose(bundle: Bundle) -> Diagnosis:
                 "they committed, so there is no tok/s"
             )
         if len(steps):
-            summaries.append(_summary(bundle, name, settings, steps))
+            facts = Facts(bundle, name, judged)
+            summaries.append(_summary(facts, settings, steps))
+            all_facts.append(facts)
         else:
             failed.append(name)
     if not summaries:
         raise UnfitError(f"{bundle.path}: no variant has a measured step", hint="run the scenario again")
-    return Diagnosis(str(bundle.manifest.scenario.get("name", "")), tuple(summaries), tuple(failed))
+    return Diagnosis(str(bundle.manifest.scenario.get("name", "")), tuple(summaries), tuple(failed), ladder(all_facts))
 
 
-def _summary(bundle: Bundle, name: str, settings: dict[str, Any], steps: Steps) -> VariantSummary:
-    device = _device(bundle, settings)
-    floor = load_floor(bundle, name, device)
+def _summary(facts: Facts, settings: dict[str, Any], steps: Steps) -> VariantSummary:
+    bundle, name, floor = facts.bundle, facts.variant, facts.floor
     simulated = settings["drafter"]["kind"] == "simulated"
     wall_ms = steps.wall / 1e6
     tokens = int(steps.committed.sum())
     return VariantSummary(
         name=name,
-        device=device,
+        device=facts.device,
         drafter=settings["drafter"]["kind"],
         steps=len(steps),
         tokens=tokens,
@@ -109,13 +124,10 @@ def _summary(bundle: Bundle, name: str, settings: dict[str, Any], steps: Steps) 
         bytes_per_step=_bytes(floor, steps),
         positions=by_position(steps),
         identity=identity_to_plain(bundle, name),
-        accounting=account(bundle, name, steps, floor),
+        accounting=facts.accounting,
+        findings=find_in(facts),
+        mapping=facts.split.mapping if facts.split else None,
     )
-
-
-def _device(bundle: Bundle, settings: dict[str, Any]) -> str:
-    wanted = settings["engine"]["device"]
-    return str(bundle.manifest.device.get("name", UNKNOWN)) if wanted in ("auto", UNKNOWN) else str(wanted)
 
 
 def _floor_ns(floor: Floor, steps: Steps) -> int:
@@ -172,4 +184,6 @@ def _variant_json(variant: VariantSummary) -> dict[str, Any]:
             }
             for cause in variant.accounting.causes
         ],
+        "findings": [finding.to_json() for finding in variant.findings],
+        "clean_map": variant.mapping.to_json() if variant.mapping else None,
     }

@@ -20,6 +20,7 @@ from workbench.diagnose.findings.device_losses import device_losses
 from workbench.diagnose.findings.graphs import graph_break
 from workbench.diagnose.findings.host_waits import cpu_sync, host_bound
 from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
+from workbench.diagnose.findings.speculation import DETECTORS as SPECULATION
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict
 
@@ -42,10 +43,15 @@ DETECTORS: tuple[Detector, ...] = (
     replicated_weights,
     unfused_sampling,
     verify_time,
+    *SPECULATION,
 )
 
 
 def find(bundle: Bundle, variant: str, judged: Verdict | None = None) -> tuple[Finding, ...]:
     """Return all findings about ``variant``, ranked. Raises InputError where there is no such variant."""
-    facts = Facts(bundle, variant, judged)
+    return find_in(Facts(bundle, variant, judged))
+
+
+def find_in(facts: Facts) -> tuple[Finding, ...]:
+    """Return all findings about the variant of ``facts``, ranked."""
     return ranked([finding for detector in DETECTORS for finding in detector(facts)])

@@ -169,15 +169,15 @@ def data_quality(facts: Facts) -> list[Finding]:
     for check in facts.verdict.checks:
         if check.severity != "error" and check.id not in DOUBTS:
             continue
-        refused = "; ".join(CLAIMS[claim] for claim in check.refuses)
+        claims = "; ".join(CLAIMS[claim] for claim in check.refuses)
+        refused = f"; not said: {claims}" if claims else ""
         found.append(
             Finding(
                 id="data-quality",
                 severity="critical" if check.severity == "error" else "note",
                 variant=facts.variant,
                 title=f"The trace cannot be trusted: {check.id}" if check.severity == "error" else f"Lost: {check.id}",
-                sentence=f"{check.message[:1].upper()}{check.message[1:]}"
-                + (f"; not said: {refused}." if refused else "."),
+                sentence=check.message[:1].upper() + check.message[1:] + refused + ".",
                 remedy="record again: warm the profiler up, let no second profiler run, and keep the window short",
                 confidence="high",
                 evidence=(Evidence(check.id, Quantity(float(check.count), "rows", "measured"), _table(check.id)),),

@@ -1,0 +1,114 @@
+"""``workbench diagnose``: where the step time goes, what each loss is worth, what to try."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from workbench.commands.options import BundlePath, Json
+from workbench.terminal import print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from workbench.diagnose.facts import Facts
+    from workbench.trace.bundle import Bundle
+
+SCHEMA = "workbench.diagnosis/1"
+
+
+def diagnose(
+    bundle: BundlePath,
+    variant: Annotated[str, typer.Option("--variant", help="Only this variant; default: all.", metavar="NAME")] = "",
+    as_json: Json = False,
+) -> None:
+    """Print where the step time goes, and the findings: what each loss is worth and what to try.
+
+    Works on bundles of runs and of ingested traces; ends with 4 where the trace allows no such statement.
+    """
+    from workbench.trace.bundle import Bundle
+
+    with Bundle.open(bundle) as opened:
+        found = _facts(opened, variant)
+        if as_json:
+            print_json(_json(opened, found))
+            return
+        for number, facts in enumerate(found):
+            if number:
+                print_line()
+            _print_variant(facts)
+        _print_ladder(found)
+
+
+def _facts(bundle: "Bundle", variant: str) -> "list[Facts]":
+    """Return the variants asked for; UnfitError where the verdict refuses all that could be said of them."""
+    from workbench.diagnose.facts import Facts
+    from workbench.errors import UnfitError
+    from workbench.trace.validity import verdict
+
+    judged = verdict(bundle)
+    names = [variant] if variant else [record.name for record in bundle.manifest.variants]
+    found = [Facts(bundle, name, judged) for name in names]
+    for claim in ("steps", "device-time"):
+        if found[0].ingested and not judged.allows(claim):
+            reasons = judged.refusals[claim]
+            first = next(check for check in judged.checks if check.id in reasons)
+            raise UnfitError(f"{bundle.path}: nothing can be said of step time: {first.message} [{first.id}]")
+    timed = [facts for facts in found if len(facts.steps)]
+    if not timed:
+        raise UnfitError(f"{bundle.path}: no step was recorded", hint="run the scenario again, or trace longer")
+    return timed
+
+
+def _json(bundle: "Bundle", found: "list[Facts]") -> dict[str, Any]:
+    from workbench.diagnose.findings import find_in
+    from workbench.diagnose.ladder import ladder
+
+    variants = {}
+    for facts in found:
+        accounting, rate = facts.accounting, facts.tok_s
+        variants[facts.variant] = {
+            "rate": rate.to_json() if rate else None,
+            "times_from": facts.time_pass,
+            "steps": accounting.steps,
+            "wall_ns": accounting.wall_ns,
+            "causes": [
+                {
+                    "name": cause.name,
+                    "total_ns": cause.total_ns,
+                    "share": accounting.share(cause),
+                    "tag": cause.tag,
+                    "note": cause.note,
+                }
+                for cause in accounting.causes
+            ],
+            "clean_map": facts.split.mapping.to_json() if facts.split else None,
+            "findings": [finding.to_json() for finding in find_in(facts)],
+        }
+    return {
+        "schema": SCHEMA,
+        "bundle": str(bundle.path),
+        "verdict": found[0].verdict.to_json(),
+        "variants": variants,
+        "ladder": [step.to_json() for step in ladder(found)],
+    }
+
+
+def _print_variant(facts: "Facts") -> None:
+    from workbench.diagnose.findings import find_in
+    from workbench.reports.diagnosis_text import CAUSE_COLUMNS, cause_rows, finding_lines, head_lines
+
+    for line in head_lines(facts):
+        print_line(line)
+    print_line()
+    print_table(CAUSE_COLUMNS, cause_rows(facts.accounting), title="where the step time goes", right=(1, 2))
+    print_line()
+    for line in finding_lines(find_in(facts)):
+        print_line(line)
+
+
+def _print_ladder(found: "list[Facts]") -> None:
+    from workbench.diagnose.ladder import ladder
+
+    if steps := ladder(found):
+        print_line()
+        print_line("ladder: what each rung was predicted to win from the one below, and what it won")
+    for step in steps:
+        print_line(f"  {step.sentence()}")
