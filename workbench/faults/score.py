@@ -129,9 +129,12 @@ def score(place: Place) -> Score:
         findings = find(bundle, name)
         own = Facts(bundle, name).tok_s
         clean_found, clean = _clean(place, bundle)
+        own_found = _of_source(place)
     if case.fault.expect == [NONE]:
-        rank = None if {one.id for one in findings if _claims(one)} - set(clean_found) else 1
+        rank = None if {_label(one) for one in findings if _claims(one)} - own_found else 1
         return Score(case, tuple(map(_label, findings)), rank)
+    # A real trace has losses of its own, and its findings are set aside: what counts is what the fault added.
+    findings = tuple(one for one in findings if case.trace is None or _label(one) not in own_found)
     rank = _rank(case, findings)
     predicted, tag = None, None
     if rank is not None and own is not None and (worth := findings[rank - 1].recoverable) is not None:
@@ -140,23 +143,24 @@ def score(place: Place) -> Score:
 
 
 def _clean(place: Place, bundle: Bundle) -> tuple[tuple[str, ...], float | None]:
-    """Return what is found about the clean twin, and its tok/s.
-
-    A data fault is planted in a real trace, which has losses of its own: there only doubts count.
-    """
+    """Return what is found about the clean twin, and its tok/s; for a data fault, what its source already had of it."""
     case = place.case
     if case.trace is not None:
-        assert place.clean is not None  # noqa: S101 - a planted trace has its source
-        with Bundle.open(place.clean) as source:
-            found = find(source, source.manifest.variants[0].name)
-        expected = case.fault.expect
-        return tuple(one.id for one in found if _claims(one) and (expected == [NONE] or names(one, expected))), None
+        return tuple(sorted(_of_source(place) & set(case.fault.expect))), None
     twin = case.fault.clean
     if twin not in {record.name for record in bundle.manifest.variants}:
         return (), None
     rate = Facts(bundle, twin).tok_s
     found = find(bundle, twin)
     return tuple(_label(one) for one in found if _claims(one)), rate.value if rate else None
+
+
+def _of_source(place: Place) -> frozenset[str]:
+    """Return what is found about the trace that a data fault is planted in; nothing for faults of a run."""
+    if place.case.trace is None or place.clean is None:
+        return frozenset()
+    with Bundle.open(place.clean) as source:
+        return frozenset(_label(one) for one in find(source, source.manifest.variants[0].name))
 
 
 def names(finding: Finding, expect: Sequence[str]) -> bool:

@@ -132,6 +132,8 @@ def graphs(bundle: Bundle) -> Iterator[Check]:
 
     Without graph ids, graphs that begin with the same kernel cannot be told apart but by their size.
     """
+    if not bundle.rows("kernels"):
+        return  # nothing was recorded, of graphs or otherwise; ``launches`` says so
     row = bundle.query(_REPLAYS).to_pylist()[0]
     if row["empty"]:
         message = f"{row['empty']} of {row['replays']} graph replays have no kernel: graphs were traced whole, or lost"

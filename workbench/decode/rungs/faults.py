@@ -31,7 +31,7 @@ RUNGS_OF_FAULT: Mapping[Fault, frozenset[Rung]] = MappingProxyType(
         "tap-off-by-one": _LOOP,  # the drafter's features come from the layer before
         "unshared-head": _LOOP,  # the drafter reads a head that is not the target's
         "w4a8": _LOOP,  # the target's experts multiply MXFP8 activations
-        "w4a4": frozenset({"eager", "graph"}),  # routers, experts and head read MXFP4 activations
+        "w4a4": frozenset({"eager", "graph"}),  # QKV, routers, experts, head read MXFP4 activations
         "busy-host": _LOOP,  # Python computes before every forward
         "sleep-per-step": _LOOP,  # the host sleeps before every forward
         "recompute-prefix": frozenset({"eager"}),  # every step runs the whole sequence again

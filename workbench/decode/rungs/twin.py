@@ -74,7 +74,7 @@ class RoundedNorm(nn.Module):
 
 
 def round_activations(target: Target) -> Target:
-    """Return a twin whose routers, experts and head read MXFP4 activations: the ``w4a4`` fault.
+    """Return a twin whose QKV, routers, experts and head read MXFP4 activations: the ``w4a4`` fault.
 
     What the head reads is rounded behind the drafter's features, so the drafter cannot follow.
     """
@@ -82,5 +82,6 @@ def round_activations(target: Target) -> Target:
     other.norm = RoundedNorm(other.norm)  # type: ignore[assignment]
     for block in other.blocks:
         assert isinstance(block, Block)  # noqa: S101 - for the type checker
+        block.attention_norm = RoundedNorm(block.attention_norm)  # type: ignore[assignment]
         block.ffn_norm = RoundedNorm(block.ffn_norm)  # type: ignore[assignment]
     return other

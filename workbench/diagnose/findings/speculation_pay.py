@@ -18,6 +18,9 @@ from workbench.quantity import Quantity
 WORTH = 0.05
 """Gain in tok/s from which another depth is worth a word."""
 
+STEADY = 0.7
+"""Share of steps that must draft their full depth for the depth to be what decides."""
+
 
 def speculation_not_paying(facts: Facts) -> list[Finding]:
     """Find ``speculation-not-paying``: certainly slower than the same engine without a drafter."""
@@ -59,6 +62,8 @@ def draft_depth(facts: Facts) -> list[Finding]:
     drafts, reading = own_reading(facts)
     if drafts is None or reading is None or reading.shape != "decay":
         return []
+    if float((drafts.drafted == drafts.depth).mean()) < STEADY:
+        return []  # the depth it drafts at is not the setting's: what steps would cost at another is not known
     cost = measured_cost(facts, drafts)
     if cost is None:
         return []
