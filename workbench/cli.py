@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from workbench import __version__
-from workbench.commands import gate, kernels, model, scenario
+from workbench.commands import faults, gate, kernels, model, scenario
 from workbench.commands.attach import attach
 from workbench.commands.check import check
 from workbench.commands.diagnose import diagnose
@@ -42,7 +42,13 @@ VERBS: tuple[Callable[..., None], ...] = (
 )
 """In the order of the help. A verb is a typed function; its docstring is its help."""
 
-GROUPS = (("gate", gate.app), ("kernels", kernels.app), ("model", model.app), ("scenario", scenario.app))
+GROUPS = (
+    ("faults", faults.app),
+    ("gate", gate.app),
+    ("kernels", kernels.app),
+    ("model", model.app),
+    ("scenario", scenario.app),
+)
 """Nouns with verbs of their own; ``gate`` is a verb itself too."""
 
 TRACEBACK = "WORKBENCH_TRACEBACK"
