@@ -170,6 +170,9 @@ def overflow_losses(stopped: Mapping[str, Any], samples: Samples, stop_ns: int) 
         moments = [int(overflow["seen_ns"]) for overflow in overflows]
         detail = "the hardware buffer was full: samples after that are missing until it was read"
         rows.append(_loss("overflow", len(moments), min(moments), max(moments), "data_loss", detail))
+    if counted := stopped.get("counted"):
+        detail = "samples that CUPTI gave no time: counted on from the one before, by the sampling interval"
+        rows.append(_loss("counted-times", int(counted), None, None, "info", detail))
     if failure := stopped.get("failure"):
         known = last is not None and last <= stop_ns
         rows.append(_loss("ended-early", 1, last if known else None, stop_ns if known else None, "error", str(failure)))

@@ -36,6 +36,8 @@ class Chip:
         self.taken = 0
         self.overflows = 0
         self.decode_status = 0
+        self.timed: int | None = None
+        self.told = 0
         self.enable_error: Exception | None = None
         self.running = False
         self.configured: dict[str, Any] = {}
@@ -68,7 +70,9 @@ class Chip:
         return 0
 
     def cuptiPmSamplingCounterDataGetSampleInfo(self, pointer: Any) -> int:  # noqa: N802
-        pointer._obj.start, pointer._obj.end = self.chunk[pointer._obj.index]
+        self.told += 1
+        bare = self.timed is not None and self.told > self.timed
+        pointer._obj.start, pointer._obj.end = (0, 0) if bare else self.chunk[pointer._obj.index]
         return 0
 
     def cuptiProfilerHostEvaluateToGpuValues(self, pointer: Any) -> int:  # noqa: N802
@@ -138,6 +142,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Chip:
 
         def start(self) -> None:
             chip.running = True
+            chip.told = 0
             chip.waiting += chip.per_start
             chip.log.append("start")
 
@@ -212,6 +217,16 @@ def test_a_capture_holds_every_sample_decoded_while_it_ran_and_after(talk: Any, 
     for moment in stopped["anchors"]:
         assert all(low <= high for _, low, high in moment["unix"])
         assert moment["cupti"][0][0] == 123_456
+
+
+def test_samples_without_a_time_are_counted_on_from_those_that_have_one(talk: Any, chip: Chip, tmp_path: Path) -> None:
+    chip.per_start, chip.timed = 50, 30  # the second image of 20 is cut within, the third has none
+    ready, _, stopped = talk("start", "wait", "stop")
+    assert stopped["counted"] == 20
+    times = read_spool(tmp_path, 50, len(ready["metrics"])).times
+    assert times[:30, 0].tolist() == [1000 + 10 * index for index in range(50, 80)]
+    assert (times[1:, 0] == times[:-1, 1]).all()
+    assert (np.diff(times[30:, 1]) == 10_000).all()
 
 
 def test_the_first_metric_of_each_reading_is_taken_where_all_fit(talk: Any, chip: Chip) -> None:
