@@ -34,8 +34,8 @@ class Sampler:
     missing: Missing | None = None
     instances: list["Sampler"] = []  # noqa: RUF012
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, uuid: str = "", **settings: Any) -> None:
+        self.settings = {"uuid": uuid, **settings}
         self.instances.append(self)
 
     def __enter__(self) -> "Sampler":
@@ -148,7 +148,7 @@ def test_share_of_the_roof_bytes_a_step_and_idle_time(stand_ins: Callable[..., N
         limits = {row["instrument"]: row["why"] for row in bundle.table("limits").to_pylist()}
         assert limits["nvml"] == "no permission"
         assert bundle.manifest.source == "attach"
-        assert {source.name for source in bundle.manifest.clock.sources} == {"pm_sampler"}
+        assert {source.name for source in bundle.manifest.clock.sources} == {"pm_sampler"}  # one a burst
     assert Sampler.instances[-2].settings["uuid"] == "GPU-1"
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.engines.gpus import Gpu, choose, gpus
 from workbench.engines.metrics import Snapshot, check_url, read_metrics, server_info, start_profile
@@ -23,9 +23,16 @@ from workbench.probes.protocol import Capture, Missing
 from workbench.trace.bundle import BundleWriter
 from workbench.trace.manifest import Clock, ClockSource, Manifest, VariantRecord
 
+if TYPE_CHECKING:
+    from workbench.probes.pm_sampler import PmSampler
+
 VARIANT = "attached"
 Progress = Callable[[str, int, int], None]
 POLL_S = 1.0
+
+BURST_S = 0.3
+"""Counters are read in bursts: what is sampled in 1 s takes 6 s to decode at 10 us (CUPTI 13.4, H200), and the
+hardware's buffer holds half a second."""
 
 KEPT_INFO = (
     "model_path",
@@ -69,7 +76,7 @@ class Watched:
     """What was read meanwhile. ``info``: fields of ``/server_info`` that are kept."""
 
     snapshots: list[Snapshot] = field(default_factory=list)
-    captures: dict[str, Capture] = field(default_factory=dict)
+    captures: list[tuple[str, Capture]] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     window: tuple[int, int] = (0, 0)
@@ -107,7 +114,8 @@ def attach(
             utc_offset_ns=time.time_ns() - time.perf_counter_ns(),
             sources=[
                 ClockSource(name=name, offset_ns=capture.offset_ns, residual_ns=capture.residual_ns)
-                for name, capture in watched.captures.items()
+                for name, capture in watched.captures
+                if not capture.missing
             ],
         ),
     )
@@ -122,27 +130,21 @@ def watch(chosen: Gpu, address: str, options: Options, progress: Progress = lamb
     from workbench.probes.pm_sampler import PmSampler
 
     watched = Watched()
+    nvml = NvmlProbe(chosen.uuid)
     with PmSampler(uuid=chosen.uuid, interval_ns=options.interval_ns) as sampler:
-        running: list[tuple[str, Any]] = []
-        for probe in (sampler, NvmlProbe(uuid=chosen.uuid)):
-            missing = probe.available()
-            if missing:
-                watched.missing.append(missing)
-            else:
-                running.append((probe.name, probe))
-        if not running and not address:
-            raise UnfitError(
-                f"nothing can be read of {chosen.name}: {watched.missing[0].why}", hint=watched.missing[0].fix
-            )
-        for _, probe in running:
-            probe.start()
+        no_counters, no_nvml = sampler.available(), nvml.available()
+        watched.missing += [missing for missing in (no_counters, no_nvml) if missing]
+        if no_counters and no_nvml and not address:
+            raise UnfitError(f"nothing can be read of {chosen.name}: {no_counters.why}", hint=no_counters.fix)
+        if not no_nvml:
+            nvml.start()
         begin = time.perf_counter_ns()
         try:
-            _wait(watched, begin, address, options, progress)
+            _watch(watched, None if no_counters else sampler, begin, address, options, progress)
         finally:
             watched.window = begin, time.perf_counter_ns()
-            for name, probe in running:
-                watched.captures[name] = probe.stop()
+            if not no_nvml:
+                watched.captures.append((nvml.name, nvml.stop()))
     if address:
         info = server_info(address)
         watched.info = {key: info[key] for key in KEPT_INFO if isinstance(info.get(key), str | int | float | bool)}
@@ -166,9 +168,12 @@ def watch(chosen: Gpu, address: str, options: Options, progress: Progress = lamb
     return watched
 
 
-def _wait(watched: Watched, begin: int, address: str, options: Options, progress: Progress) -> None:
-    """Sit out the window, reading the engine's metrics now and then."""
+def _watch(
+    watched: Watched, sampler: "PmSampler | None", begin: int, address: str, options: Options, progress: Progress
+) -> None:
+    """Sit out the window: bursts of counters, and the engine's metrics before, between and after them."""
     end = begin + round(options.seconds * 1e9)
+    burst_s = min(BURST_S, options.seconds)
     while True:
         now = time.perf_counter_ns()
         if address:
@@ -183,20 +188,28 @@ def _wait(watched: Watched, begin: int, address: str, options: Options, progress
         left = (end - time.perf_counter_ns()) / 1e9
         if left <= 0:
             return
-        # The last reading is as close to the end as it can be: bytes and tokens are of the same window.
-        time.sleep(min(POLL_S, left))
+        if sampler is not None and left >= burst_s / 2:
+            sampler.start()
+            time.sleep(burst_s)
+            capture = sampler.stop()
+            watched.captures.append((sampler.name, capture))
+            if not capture.columns:
+                sampler = None  # what went wrong stays wrong
+        else:
+            # The last reading is as close to the end as it can be.
+            time.sleep(min(POLL_S, left))
 
 
 def _write(writer: BundleWriter, watched: Watched, tensors: list[dict[str, Any]], roofs: list[dict[str, Any]]) -> None:
     variant = {"variant": VARIANT}
     missing = list(watched.missing)
-    for name, capture in watched.captures.items():
+    for name, capture in watched.captures:
         for table, columns in capture.columns.items():
             writer.append_table(table, _with_variant(columns))
         for table, rows in capture.tables.items():
             writer.append(table, [variant | dict(row) for row in rows])
         writer.append("losses", [variant | {"probe": name} | dict(row) for row in capture.losses])
-        missing += capture.missing
+        missing += [row for row in capture.missing if row not in missing]
     writer.append("counters", [row for snapshot in watched.snapshots for row in _metric_rows(snapshot)])
     writer.append("tensors", [variant | row for row in tensors])
     writer.append("roofs", roofs)

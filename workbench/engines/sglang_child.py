@@ -20,16 +20,21 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 
-def answer(**fields):  # type: ignore[no-untyped-def]
+def answer(**fields: Any) -> None:
+    """Print one answer."""
     print(json.dumps(fields), file=_ANSWERS, flush=True)
 
 
-def generate(engine, tokens, count):  # type: ignore[no-untyped-def]
+def generate(engine: Any, tokens: Any, count: int) -> Any:
     """Stream one request; a chunk is what one decode step committed."""
     sampling = {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": count}
-    times, counts, meta, tokens_out = [], [], {}, []
+    times: list[int] = []
+    counts: list[int] = []
+    meta: Any = {}
+    tokens_out: Any = []
     begin = time.perf_counter_ns()
     for chunk in engine.generate(input_ids=tokens, sampling_params=sampling, stream=True):
         now = time.perf_counter_ns()
@@ -44,8 +49,9 @@ def generate(engine, tokens, count):  # type: ignore[no-untyped-def]
     return {"begin_ns": begin, "times_ns": times, "counts": counts, "meta": plain, "tokens": tokens_out}
 
 
-def main():  # type: ignore[no-untyped-def]
-    engine = None
+def main() -> None:
+    """Obey until told to quit, or until the other side is gone."""
+    engine: Any = None
     for line in sys.stdin:
         command = json.loads(line)
         try:
