@@ -62,7 +62,8 @@ class KernelsProbe:
             return Missing(self.name, what, "torch is not installed", fix="pip install 'decode-workbench[decode]'")
         import torch
 
-        activities = [str(one) for one in torch.profiler.supported_activities()]
+        supported: Any = torch.profiler.supported_activities  # untyped in torch
+        activities = [str(one) for one in supported()]
         if not any("CUDA" in one for one in activities):
             return Missing(self.name, what, "this torch was built without CUPTI", fix="use an official CUDA build")
         return None

@@ -132,7 +132,8 @@ class CudaClock:
         return [self._host(self._elapsed(event)) for event in events]
 
     def _elapsed(self, event: Any) -> int:
-        return round(self._anchor.event.elapsed_time(event) * 1e6)
+        elapsed_ms: float = self._anchor.event.elapsed_time(event)
+        return round(elapsed_ms * 1e6)
 
     def _host(self, elapsed_ns: int) -> int:
         return self._anchor.host_ns + elapsed_ns + round(elapsed_ns * self.drift_ppb / 1_000_000_000)

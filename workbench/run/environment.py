@@ -22,7 +22,7 @@ def env_rows(fingerprint: dict[str, Any], bench: CudaBench | None) -> list[dict[
     rows = [("decode-workbench", __version__), ("python", str(fingerprint["python"]))]
     rows += [(name, found) for name in PACKAGES if (found := _version(name))]
     rows += [
-        ("torch.cuda", str(torch.version.cuda)),  # type: ignore[attr-defined]  # untyped in torch
+        ("torch.cuda", str(torch.version.cuda)),
         ("torch.threads", str(torch.get_num_threads())),
         ("cpu", str(fingerprint["cpu"]["model"])),
         ("cpu.usable_threads", str(fingerprint["cpu"]["usable_threads"])),

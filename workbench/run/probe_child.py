@@ -11,6 +11,8 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from workbench.decode.engine import SequenceRecord
 from workbench.decode.pipeline import build_pipeline
 from workbench.errors import InputError, WorkbenchError
@@ -29,6 +31,7 @@ STEPS = 64
 def measure(question: dict[str, Any]) -> dict[str, Any]:
     """Run the question's mode and return the answer. Raises WorkbenchError as a run does."""
     variant = Variant.model_validate({**question["variant"], "folder": question["folder"]})
+    torch.set_num_threads(variant.engine.threads or torch.get_num_threads())
     pipeline = build_pipeline(variant)
     mode = question["mode"]
     # Once without counting: kernels compile, caches fill.

@@ -15,6 +15,10 @@ Place = tuple[str, int]
 """A step by the prompt it extends and its position in the sequence: comparable between passes."""
 
 
+ID_COLUMNS = {"host_id": "host", "parent_id": "host", "kernel_id": "kernels"}
+"""Columns that number rows within a capture, and the table whose rows they number."""
+
+
 @dataclass(slots=True)
 class Run:
     """The open bundle, and counters for ids that are unique in it.
@@ -47,7 +51,3 @@ class Run:
         """State the median step without and with ``instrument``, both in this process."""
         cost = Perturbation(variant=variant, instrument=instrument, clean_step_ns=clean_ns, traced_step_ns=with_ns)
         self.costs.append(cost)
-
-
-ID_COLUMNS = {"host_id": "host", "parent_id": "host", "kernel_id": "kernels"}
-"""Columns that number rows within a capture, and the table whose rows they number."""
