@@ -23,6 +23,7 @@ import torch
 from workbench.kernels import mxfp4_cuda, mxfp4_tiles, nvrtc
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
 from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
+from workbench.kernels.mxfp4_stream import Stream, StreamPlan, compile_stream
 
 GPT_OSS = ExpertShape(2880, 2880, 128, 4, clamp=True, bias=True)
 GPT_OSS_20B = ExpertShape(2880, 2880, 32, 4, clamp=True, bias=True)
@@ -264,13 +265,46 @@ def time_variant(
     }
 
 
+def time_stream(
+    shape: ExpertShape, layers: list[ExpertWeights], plan: StreamPlan, launches: int = 24
+) -> dict[str, Any]:
+    """Microseconds that reading one token's experts takes, in the same kind of graph as ``time_variant``."""
+    experts = layers[0].gate_up.shape[0]
+    stream = Stream(ExpertShape(**{**asdict(shape), "experts": experts}), plan)
+    ids = [torch.randperm(experts)[: shape.top_k].to(torch.int32).cuda() for _ in range(launches)]
+
+    def step() -> None:
+        for index, chosen in enumerate(ids):
+            stream.run(chosen, layers[index % len(layers)])
+
+    step()
+    wait("first step")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    times = measure(graph.replay)
+    us, total = statistics.median(times) / launches, shape.bytes_floor(shape.top_k)
+    return {
+        "shape": NAMES[shape],
+        "tokens": 1,
+        "distinct": float(shape.top_k),
+        "bytes": total,
+        "us": us,
+        "us_spread": [min(times) / launches, max(times) / launches],
+        "bytes_per_s": total / (us * 1e-6),
+        "plan": asdict(plan),
+        "registers": stream.kernel.registers,
+        "local_bytes": stream.kernel.local_bytes,
+    }
+
+
 Variant = tuple[str, ExpertShape, int, dict[str, Any]]  # name, shape, tokens, options of time_variant
 
 
 def variants() -> list[Variant]:
     """What is timed, the main question first."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    atomic, stream = replace(base, ordered=False), replace(base, probe=1)
+    atomic, stream = replace(base, combine="atomic"), replace(base, probe=1)
     rows: list[Variant] = [
         ("ordered", GPT_OSS, 1, {"plan": base}),
         ("ordered, overlap", GPT_OSS, 1, {"plan": base, "overlap": True}),
@@ -295,27 +329,54 @@ def variants() -> list[Variant]:
 def next_variants() -> list[Variant]:
     """The next round of docs/kernels-cuda.md, predictions there; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    eight = replace(base, stages=8)
+    owners = replace(base, combine="owners")
+    claims = replace(owners, claim=True)
+    two = replace(claims, stages=3, ctas=2)
     plans = {
         "base": base,
-        "8 stages": eight,
-        "gather": replace(base, gather=True),
-        "gather, atomic": replace(base, gather=True, ordered=False),
-        "stream only": replace(base, probe=1, ordered=False),
+        "extra fences": replace(base, fences=True),
         "3 stages": replace(base, stages=3),
-        "copies of 8 KB": replace(base, copy_bytes=8160),
-        "copies of 2 KB": replace(base, copy_bytes=2048),
-        "gather, copies of 8 KB": replace(base, gather=True, copy_bytes=8160),
-        "8 stages, copies of 8 KB": replace(eight, copy_bytes=8160),
-        "stream only, 8 stages": replace(eight, probe=1, ordered=False),
-        "stream only, copies of 8 KB": replace(base, probe=1, ordered=False, copy_bytes=8160),
+        "2 in flight": replace(base, in_flight=2),
+        "8 stages, 3 in flight": replace(base, stages=8, in_flight=3),
+        "claims": replace(base, claim=True),
+        "owners": owners,
+        "atomic": replace(base, combine="atomic"),
+        "owners, claims": claims,
+        "owners, claims, 2 in flight": replace(claims, in_flight=2),
+        "owners, claims, 8 st, 3 in fl": replace(claims, stages=8, in_flight=3),
+        "owners, claims, 3 stages": replace(claims, stages=3),
+        "owners, claims, 2 KB": replace(claims, copy_bytes=2048),
+        "two CTAs": two,
+        "two CTAs, 2 in flight": replace(two, in_flight=2),
+        "two CTAs, early ids": replace(two, early_ids=True),
+        "stream only": replace(owners, probe=1),
+        "stream only, claims": replace(claims, probe=1),
+        "stream only, two CTAs": replace(two, probe=1),
         "base (again)": base,
     }
     rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
-    qwen = mxfp4_cuda.make_plan(QWEN, 1)
-    for name, plan in (("base", qwen), ("11 stages", replace(qwen, stages=11)), ("gather", replace(qwen, gather=True))):
-        rows.append((name, QWEN, 1, {"plan": plan, "overlap": True}))
+    for tokens in (2, 4, 8):
+        plan = mxfp4_cuda.make_plan(GPT_OSS, tokens)
+        rows.append(("base", GPT_OSS, tokens, {"plan": plan, "overlap": True}))
+        shallow = replace(plan, in_flight=3, claim=True)
+        rows.append(("claims, 3 in flight", GPT_OSS, tokens, {"plan": shallow, "overlap": True}))
+    for shape, tokens in ((QWEN, 1), (QWEN, 4), (GLM_RANK, 1), (GLM_RANK, 4)):
+        plan = mxfp4_cuda.make_plan(shape, tokens)
+        rows.append(("base", shape, tokens, {"plan": plan, "overlap": True}))
+        rows.append(("claims", shape, tokens, {"plan": replace(plan, claim=True), "overlap": True}))
     return rows
+
+
+def next_streams() -> dict[str, StreamPlan]:
+    """What reading alone is timed with, on the bytes of one token of gpt-oss-120b."""
+    return {
+        "read: ring, 24 KB x 8": StreamPlan(True, 24480, 8, 64, 1),
+        "read: ring, 24 KB x 3": StreamPlan(True, 24480, 3, 64, 1),
+        "read: ring, 8 KB x 12": StreamPlan(True, 8160, 12, 64, 1),
+        "read: ring, 8 KB x 12, 2 CTAs": StreamPlan(True, 8160, 12, 64, 2),
+        "read: loads, 4 x 510, 4 CTAs": StreamPlan(False, 8160, 4, 510, 4),
+        "read: loads, 8 x 510, 2 CTAs": StreamPlan(False, 8160, 8, 510, 2),
+    }
 
 
 Job = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]  # kind, what to say of it if it fails, work
@@ -341,10 +402,20 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
 
         return "time", {"variant": name, "shape": NAMES[shape], "tokens": tokens}, run
 
+    def read(name: str, plan: StreamPlan) -> Job:
+        def run() -> dict[str, Any]:
+            if GPT_OSS not in held:
+                held[GPT_OSS] = random_layers(GPT_OSS, 6, 24)
+            row = {"variant": name, **time_stream(GPT_OSS, held[GPT_OSS], plan)}
+            return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
+
+        return "time", {"variant": name, "shape": NAMES[GPT_OSS], "tokens": 1}, run
+
     if following:
-        options = replace(base, gather=True, copy_bytes=8160)
-        checks = [checked(GPT_OSS, 1, plan=options), checked(GLM_RANK, 4, plan=_gathered(GLM_RANK, 4))]
-        return [*checks, ("roof", {}, read_roof), *(timed(*row) for row in next_variants())]
+        checks = [checked(shape, tokens, plan=plan) for shape, tokens, plan in next_checked()]
+        streams = [read(*row) for row in next_streams().items()]
+        rows = [timed(*row) for row in next_variants()]
+        return [*checks, ("roof", {}, read_roof), *rows[:20], *streams, *rows[20:]]
     rows = [timed(*row) for row in variants()]
     first = [index for index, row in enumerate(variants()) if row[1] is GPT_OSS and row[2] == 1][:7]
     rest = [index for index in range(len(rows)) if index not in first]
@@ -353,7 +424,7 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
         ("roof", {}, read_roof),
         *(rows[index] for index in first),
         *(checked(GPT_OSS, tokens) for tokens in (2, 4, 8, 3)),
-        checked(GPT_OSS, 1, plan=replace(base, ordered=False)),
+        checked(GPT_OSS, 1, plan=replace(base, combine="atomic")),
         *(rows[index] for index in rest if variants()[index][1] is GPT_OSS),
         *(checked(shape, tokens) for shape in (GLM, GLM_RANK, QWEN) for tokens in (1, 4)),
         checked(GPT_OSS, 1, plan=mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)),
@@ -362,8 +433,20 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
     ]
 
 
-def _gathered(shape: ExpertShape, tokens: int) -> Plan:
-    return replace(mxfp4_cuda.make_plan(shape, tokens), gather=True)
+def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
+    """The options of the next round, each at least once."""
+    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    all_options = replace(base, stages=3, combine="owners", claim=True, in_flight=2, ctas=2, copy_bytes=2048)
+    return [
+        (GPT_OSS, 1, base),
+        (GPT_OSS, 1, all_options),
+        (GPT_OSS, 1, replace(all_options, early_ids=True)),
+        *(
+            (GPT_OSS, tokens, replace(mxfp4_cuda.make_plan(GPT_OSS, tokens), claim=True, in_flight=3))
+            for tokens in (2, 4, 8)
+        ),
+        *((shape, 4, replace(mxfp4_cuda.make_plan(shape, 4), claim=True)) for shape in (GLM_RANK, QWEN)),
+    ]
 
 
 def compile_all(following: bool = False) -> int:
@@ -381,12 +464,14 @@ def compile_all(following: bool = False) -> int:
 
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
     if following:
-        add(GPT_OSS, 1, 12, replace(base, gather=True, copy_bytes=8160))
-        add(GLM_RANK, 4, 12, _gathered(GLM_RANK, 4))
+        for shape, tokens, plan in next_checked():
+            add(shape, tokens, 12, plan)
+        small = replace(GPT_OSS, experts=24)
+        jobs += [functools.partial(compile_stream, small, stream) for stream in next_streams().values()]
     else:
         for tokens in (1, 2, 3, 4, 8):
             add(GPT_OSS, tokens, 12, None)
-        for plan in (replace(base, ordered=False), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
+        for plan in (replace(base, combine="atomic"), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
             add(GPT_OSS, 1, 12, plan)
         add(GPT_OSS, 2, 12, None, split=True)
         for shape in (GLM, GLM_RANK, QWEN):
@@ -405,9 +490,9 @@ def _print_table(report: dict[str, Any], failed: int) -> None:
         f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass; not run: {report['not_run']} jobs"
     )
     heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
-    print(f"{'shape':14} {'T':>2} {'variant':26} {heads}")
+    print(f"{'shape':14} {'T':>2} {'variant':30} {heads}")
     for row in report["timings"]:
-        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:26}"
+        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:30}"
         if "error" in row:
             print(f"{head} {row['error'][:90]}")
             continue

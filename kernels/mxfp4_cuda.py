@@ -22,6 +22,8 @@ _RING_TARGET = 98304  # bytes a deep enough ring holds at one token: docs/kernel
 _STAGE_TARGET = 24576  # bytes a stage: large enough for the copy engine, small enough for a deep ring
 Phases = Literal["both", "gate_up", "down"]
 _PHASES = {"gate_up": 1, "down": 2, "both": 3}
+Combine = Literal["ordered", "atomic", "owners"]
+_COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1, "owners": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,18 @@ class Plan:
     stage_bytes: int
     gate_up_pt: int
     down_pt: int
-    ordered: bool = True
+    combine: Combine = "ordered"
     probe: int = 0
-    gather: bool = False
     copy_bytes: int = 0
+    in_flight: int = 0
+    claim: bool = False
+    early_ids: bool = False
+    ctas: int = 1
+    fences: bool = False
 
     def __post_init__(self) -> None:
+        if not 0 <= self.in_flight < self.stages:
+            raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
             raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
 
@@ -103,10 +111,11 @@ def _warps_along_k(units: int, warps: int, stage_limit: int) -> int:
 
 def _shared_tail(shape: ExpertShape, tokens: int, stages: int, part_rows: int) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up; ``part_rows`` is the largest tiles * warps along K of a
-    reduction."""
+    reduction, and no fewer than the stages of one."""
     padded = padded_tokens(tokens)
     slots = min(tokens * shape.top_k, shape.experts)
-    return 16 * stages + 4 + 4 * slots + 4 * slots * padded + 256 + 64 + 2 * part_rows * 64 * padded
+    words = 5 * stages + 2 * part_rows + 1 + slots + slots * padded + 64 + 16
+    return 4 * words + 2 * part_rows * 64 * padded
 
 
 def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int | None = None) -> Plan:
@@ -153,6 +162,18 @@ def shared_bytes(shape: ExpertShape, tokens: int, plan: Plan) -> int:
     return plan.stages * plan.stage_bytes + _shared_tail(shape, tokens, plan.stages, part_rows)
 
 
+def check_owners(shape: ExpertShape, tokens: int, plan: Plan, grid: int) -> None:
+    """Raise InputError unless ``plan`` can combine by two owners on ``grid`` CTAs: one token, one row tile of down a
+    stage, the row tiles of a share over all slots in one reduction."""
+    tiles = shape.hidden // 16
+    rows = -(-tiles // grid) + 1 if tiles >= grid else 1
+    if tokens != 1 or plan.down_tps != 1 or rows * shape.top_k > plan.down_pt or rows * 16 > plan.warps * 32:
+        raise InputError(
+            f"combine 'owners' takes one token, down_tps 1 and {rows} * top_k sums in down_pt, "
+            f"not {tokens} tokens, {plan.down_tps}, {rows * shape.top_k} in {plan.down_pt}"
+        )
+
+
 def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[str, nvrtc.Macro]:
     """The kernel's compile-time configuration."""
     return {
@@ -177,10 +198,14 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "LIMIT": float(shape.limit),
         "ALPHA": float(shape.alpha),
         "HAS_BIAS": int(shape.bias),
-        "COMBINE": 0 if plan.ordered else 1,
+        "COMBINE": _COMBINE[plan.combine],
         "PROBE": plan.probe,
-        "GATHER": int(plan.gather),
         "COPY_BYTES": plan.copy_bytes,
+        "IN_FLIGHT": plan.in_flight,
+        "CLAIM": int(plan.claim),
+        "EARLY_IDS": int(plan.early_ids),
+        "CTAS": plan.ctas,
+        "FENCES": int(plan.fences),
     }
 
 
@@ -258,10 +283,12 @@ class ExpertPass:
             raise UnfitError(
                 f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
             )
+        if self.plan.combine == "owners":
+            check_owners(shape, tokens, self.plan, self.grid)
         slots = min(tokens * shape.top_k, shape.experts)
         self.inter = torch.zeros(slots, tokens, shape.inter, dtype=torch.bfloat16, device=self.device)
         self._parts = torch.zeros(slots, 2, tokens, shape.hidden, dtype=torch.float32, device=self.device)
-        self._counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32, device=self.device)
+        self._counters = torch.zeros(shape.hidden // 16 + 2, dtype=torch.int32, device=self.device)
         self._error = torch.zeros(1, dtype=torch.int32, device=self.device)
 
     def run(
@@ -287,7 +314,7 @@ class ExpertPass:
         _expect("routing", routing, torch.float32, (self.tokens, shape.top_k), self.device)
         _expect("out", out, torch.float32, (self.tokens, shape.hidden), self.device)
         check_weights(shape, weights, self.device)
-        if self.phases == "down" and not self.plan.ordered:
+        if self.phases == "down" and self.plan.combine != "ordered":
             out.zero_()  # the float atomics add to it; the combined launch clears it itself
         tensors = [
             x,

@@ -37,10 +37,10 @@ class StepPlan:
     stages: int
     stage_units: int
     pieces: int
-    split_positions: int = 128
+    split_positions: int = 32
     prefetch_bytes: int = 0
     lanes: bool = False
-    small_prefetch: SmallPrefetch = "consumers"
+    small_prefetch: SmallPrefetch = "producer"
     copy_bytes: int = 0
     join_parts: int = 0
     in_flight: int = 0
@@ -87,7 +87,7 @@ def make_plan(
     stages: int | None = None,
     pieces: int | None = None,
     prefetch_bytes: int = 0,
-    split_positions: int = 128,
+    split_positions: int = 32,
     lanes: bool = False,
 ) -> StepPlan:
     """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit.

@@ -131,23 +131,33 @@ def plans() -> list[Variant]:
 def next_plans() -> list[Variant]:
     """The next round of docs/kernels-cuda.md, predictions there."""
     base = persistent.make_plan(GPT_OSS_20B, SMS)
-    producer = replace(base, small_prefetch="producer")
-    both = replace(producer, split_positions=32)
+    three = replace(base, in_flight=3)
+    claims = replace(base, claim=7)
+    both = replace(claims, in_flight=3)
+    small = replace(both, copy_bytes=2048)
     return [
         ("base", base, 512),
-        ("small by producer", producer, 512),
-        ("small by producer, lanes", replace(producer, lanes=True), 512),
-        ("no small prefetch", replace(base, small_prefetch="off"), 512),
-        ("64 positions a split", replace(base, split_positions=64), 512),
-        ("32 positions a split", replace(base, split_positions=32), 512),
-        ("producer, 32 positions", both, 512),
-        ("producer, 32, join 6", replace(both, join_parts=6), 512),
-        ("the same, lanes", replace(both, join_parts=6, lanes=True), 512),
-        ("join 6, 128 positions", replace(base, join_parts=6), 512),
-        ("copies of 8 KB", replace(base, copy_bytes=8160), 512),
+        ("base, lanes", replace(base, lanes=True), 512),
+        ("extra fences", replace(base, fences=True), 512),
+        ("2 in flight", replace(base, in_flight=2), 512),
+        ("3 in flight", three, 512),
+        ("4 in flight", replace(base, in_flight=4), 512),
         ("copies of 2 KB", replace(base, copy_bytes=2048), 512),
-        ("all", replace(both, join_parts=6, copy_bytes=8160), 512),
-        ("all, prefetch 128 KB", replace(both, join_parts=6, copy_bytes=8160, prefetch_bytes=131072), 512),
+        ("hold", replace(base, hold=True), 512),
+        ("claims of gate-up", replace(base, claim=1), 512),
+        ("claims of gate-up and down", replace(base, claim=3), 512),
+        ("claims", claims, 512),
+        ("claims, 3 in flight", both, 512),
+        ("claims, 3 in flight, lanes", replace(both, lanes=True), 512),
+        ("claims, 2 in flight", replace(claims, in_flight=2), 512),
+        ("claims, 3 in flight, 2 KB", small, 512),
+        ("the same, hold", replace(small, hold=True), 512),
+        ("the same, lanes", replace(small, hold=True, lanes=True), 512),
+        ("the same, join 6", replace(small, hold=True, join_parts=6), 512),
+        ("the same, no evict-first", replace(small, hold=True, evict_first=False), 512),
+        ("claims, 2 KB", replace(claims, copy_bytes=2048), 512),
+        ("claims, 3 in flight, 5 stages", replace(both, stages=5), 512),
+        ("claims, 3 in flight", both, 2048),
         ("base (again)", base, 512),
     ]
 
@@ -228,13 +238,11 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _checked_plan(shape: StepShape, following: bool) -> StepPlan:
+def _checked_plans(shape: StepShape, following: bool) -> list[StepPlan]:
+    """The default plan, and one with every option of the next round."""
     plan = persistent.make_plan(shape, SMS)
-    return (
-        replace(plan, small_prefetch="producer", split_positions=32, copy_bytes=8160, join_parts=6)
-        if following
-        else plan
-    )
+    every = replace(plan, copy_bytes=2048, join_parts=6, claim=7, in_flight=2, hold=True, evict_first=False)
+    return [plan, every] if following else [plan]
 
 
 def compile_all(following: bool = False) -> int:
@@ -243,7 +251,7 @@ def compile_all(following: bool = False) -> int:
     jobs: list[Callable[[], nvrtc.Cubin]] = [
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
     ]
-    pairs = [(shape, _checked_plan(shape, following)) for shape in (TINY, TWO_LAYERS)]
+    pairs = [(shape, plan) for shape in (TINY, TWO_LAYERS) for plan in _checked_plans(shape, following)]
     pairs += [(GPT_OSS_20B, plan) for _, plan, _ in (next_plans() if following else plans())]
     jobs += [functools.partial(persistent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -260,14 +268,14 @@ def _print_tables(report: dict[str, Any]) -> None:
     for row in report["checks"]:
         print(f"check {row.get('name', '?'):12} {'pass' if row['ok'] else 'FAIL'} {row.get('error', '')}")
     print(
-        f"{'variant':26} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
+        f"{'variant':30} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
     )
     for row in report["timings"]:
         if "error" in row:
-            print(f"{row['variant']:26} {row['error'][:100]}")
+            print(f"{row['variant']:30} {row['error'][:100]}")
             continue
         rates = f"{row['bytes'] / 1e9:6.3f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
-        head = f"{row['variant']:26} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
+        head = f"{row['variant']:30} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
         print(f"{head} {rates} {row['registers']:4} {row['local_bytes']:5}")
 
 
@@ -304,11 +312,13 @@ def main(arguments: list[str] | None = None) -> int:
             budget.note("random weights of gpt-oss-20b made")
         return time_plan(name, plan, context, weights[0], report["roof"]["best"])
 
-    tiny, two = (_checked_plan(shape, options.next) for shape in (TINY, TWO_LAYERS))
-    far = [0, 1, 2, 130, 131, 700, 2047]
+    near, far = [*range(12), 30, 31], [0, 1, 2, 130, 131, 700, 2047]
     jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        ("checks", "tiny", lambda: check("tiny", TINY, [*range(12), 30, 31], 64, plan=tiny)),
-        ("checks", "two layers", lambda: check("two layers", TWO_LAYERS, far, 2048, plan=two)),
+        *(
+            ("checks", name, functools.partial(check, name, shape, positions, capacity, plan=plan))
+            for name, shape, positions, capacity in (("tiny", TINY, near, 64), ("two layers", TWO_LAYERS, far, 2048))
+            for plan in _checked_plans(shape, options.next)
+        ),
         ("roof", "roof", read_roof),
     ]
     rows = next_plans() if options.next else plans()

@@ -62,16 +62,24 @@ struct Activation {
 
   // source: bf16 [tokens][stride]; k0: first column of the slice; units: units really there (<= UNITS).
   __device__ __forceinline__ void load(const u16* source, int stride, int tokens, int k0, int units) {
+    uint4 raw[kGroups];
+    fetch(raw, source, stride, tokens, k0, units);
+    take(raw);
+  }
+  // The two halves of load: what goes to memory, and what waits for it.
+  static __device__ __forceinline__ void fetch(uint4 (&raw)[kGroups], const u16* source, int stride, int tokens, int k0, int units) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int token = g % T, column_block = g / T;
-    uint4 raw[kGroups];
-    u32 amax = 0;
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
       const int block = q * kGroup + column_block;
       raw[q] = make_uint4(0, 0, 0, 0);
       if (token < tokens && block < 2 * units) raw[q] = ptx::ldg128_l2(source + (long long)token * stride + k0 + block * 32 + t * 8);
     }
+  }
+  __device__ __forceinline__ void take(const uint4 (&raw)[kGroups]) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, column_block = g / T;
+    u32 amax = 0;
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
       const u32 words[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};

@@ -10,7 +10,10 @@
 // No phase exchanges more than activations:
 //   - every CTA keeps the whole residual (fp32) and adds the parts that others wrote, in one fixed order: all copies are equal bit
 //     for bit, nothing is broadcast, and results do not depend on timing;
-//   - a row tile that two CTAs share is written as two parts, which the reader adds (no atomics, no second pass);
+//   - a row tile of QKV or output projection that two CTAs share is written as two parts, one of down as a part for each expert, and
+//     the reader adds them (no atomics, no second pass);
+//   - gate-up, down and head go in tasks of a row tile, dealt or claimed by the producer; each stage carries its task's number to the
+//     consumers;
 //   - the router is linear up to the RMS factor, so each CTA multiplies the rows of the residual it has just computed with their
 //     router columns before the barrier: no router phase. Every CTA then picks the same experts from the same sums;
 //   - keys and values of past positions come through the ring too; the current token and the sink start the online softmax.

@@ -83,7 +83,14 @@ def test_a_plan_that_cannot_fit_says_so() -> None:
     with pytest.raises(InputError, match="do not fit"):
         persistent.make_plan(dataclasses.replace(persistent_bench.GPT_OSS_20B, inter=24576), 132)
     with pytest.raises(InputError, match="pieces"):
-        persistent.make_plan(persistent_bench.GPT_OSS_20B, 132, pieces=5)
+        persistent.make_plan(persistent_bench.GPT_OSS_20B, 132, pieces=4)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    plan = persistent.make_plan(persistent_bench.GPT_OSS_20B, 132)
+    for change in ({"in_flight": plan.stages}, {"claim": 8}, {"copy_bytes": 24}, {"join_parts": 9}):
+        with pytest.raises(InputError, match=next(iter(change))):
+            dataclasses.replace(plan, **change)
 
 
 def test_weights_are_checked_by_name() -> None:
