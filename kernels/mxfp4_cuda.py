@@ -75,7 +75,7 @@ class Plan:
     fences: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.in_flight < self.stages:
+        if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
             raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")

@@ -50,7 +50,7 @@ class StepPlan:
     evict_first: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.in_flight < self.stages:
+        if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if not 0 <= self.claim <= 7:
             raise InputError(f"claim must be 0 to 7 (1 gate-up, 2 down, 4 head), not {self.claim}")
