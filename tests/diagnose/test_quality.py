@@ -78,6 +78,11 @@ def test_traced_steps_are_compared_with_clean_ones_at_the_same_place(tmp_path: P
 
 
 def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
-    stated = [Perturbation(variant="a", instrument="host", clean_step_ns=4_000_000, traced_step_ns=5_000_000)]
-    (cost,) = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
-    assert cost.cost.value == pytest.approx(0.25)
+    times = {"clean_step_ns": 4_000_000, "traced_step_ns": 5_000_000}
+    stated = [
+        Perturbation(variant="a", instrument="host", **times),
+        Perturbation(variant="a", instrument="kernels", fresh=True, **times),
+    ]
+    costs = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
+    assert [cost.cost.value for cost in costs] == [pytest.approx(0.25)] * 2
+    assert [cost.instruments for cost in costs] == ["host", "kernels; processes of their own"]

@@ -258,6 +258,7 @@ def test_counters(judge: Judge) -> None:
         *counter("dram_read", [0, 10, 20, 30, 90, 100]),
         *counter("ctas", [0, 10, 20]),
         *counter("once", [5]),
+        *counter("gpm_dram_active", [5], 0.4, "nvml"),
         *counter("nvlink_rx", [0, 10, 20], 0.0, "links"),
         *counter("throttle_reasons", [0, 10, 20], 4.0, "nvml"),
     ]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
+from workbench.trace.manifest import Perturbation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
     """
     stated = {entry.variant for entry in bundle.manifest.perturbation}
     costs = [
-        _cost(entry.variant, entry.instrument, entry.clean_step_ns, entry.traced_step_ns, 0)
+        _cost(entry.variant, _stated(entry), entry.clean_step_ns, entry.traced_step_ns, 0)
         for entry in bundle.manifest.perturbation
         if entry.clean_step_ns > 0
     ]
@@ -77,6 +78,10 @@ def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
                 on = [key for key, value in sorted(record.settings.get("instruments", {}).items()) if value is True]
                 costs.append(_cost(record.name, ", ".join(on), row["clean"], row["traced"], row["steps"]))
     return tuple(costs)
+
+
+def _stated(entry: Perturbation) -> str:
+    return f"{entry.instrument}; processes of their own" if entry.fresh else entry.instrument
 
 
 def _cost(variant: str, instruments: str, clean_ns: float, traced_ns: float, steps: int) -> InstrumentCost:
