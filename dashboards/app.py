@@ -127,7 +127,8 @@ def _register(app: Dash, context: Context) -> None:
             return header(context, place), no_update, no_update
         return header(context, place), contents(context, place, browser), key
 
-    app.clientside_callback(
+    clientside: Any = app.clientside_callback  # untyped in dash
+    clientside(
         ClientsideFunction("workbench", "browser"),
         Output("browser", "data"),
         Input("url", "pathname"),
@@ -162,8 +163,8 @@ def contents(context: Context, place: Place, browser: Browser) -> Children:
 def header(context: Context, place: Place) -> Children:
     """Return the navigation: over all runs, then of the chosen run."""
     top = [_tab(page, place) for page in PAGES if page.NAME in OF_ALL_RUNS]
-    bar: Children = [html.Div([link("Decode workbench", Place(baseline=place.baseline), kind="brand"), html.Nav(top)])]
-    bar[0].className = "bar"
+    brand = link("Decode workbench", Place(baseline=place.baseline), kind="brand")
+    bar: Children = [html.Div([brand, html.Nav(top)], className="bar")]
     where: Children = []
     if place.run:
         name, state = _named(context, place.run)

@@ -19,12 +19,15 @@ from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG, TEMPLATES
 from workbench.reports.table import Cell, Column, Group, Table
 
+Attributes = dict[str, Any]
+"""Attributes of an element whose names are not Python's, such as ``aria-label``."""
+
 SWATCHES = {name: f"cause-{index}" for index, name in enumerate(palette.CAUSES)}
 
 
 def link(text: str, place: Place, *, kind: str = "", title: str = "") -> Component:
     """Return a link to ``place`` that does not load the page again."""
-    return dcc.Link(text, href=place.href, className=kind, **({"title": title} if title else {}))
+    return dcc.Link(text, href=place.href, className=kind, title=title or None)
 
 
 def pills(label: str, choices: Sequence[tuple[str, Place, bool]]) -> Component:
@@ -51,7 +54,8 @@ def section(title: str, children: Sequence[Any], intro: str = "", id_: str = "")
     head: Children = [html.H2(title)] if title else []
     if intro:
         head.append(html.P(html.Bdi(intro)))
-    return html.Section([*head, *children], **({"id": id_} if id_ else {}))
+    named: Attributes = {"id": id_} if id_ else {}
+    return html.Section([*head, *children], **named)
 
 
 def tag(name: str) -> Component:
@@ -69,13 +73,11 @@ def quantity(value: Quantity | None, digits: int = 4) -> Children:
 def graph(figure: dict[str, Any], browser: Browser, id_: str = "", *, alt: str = "", **config: Any) -> Component:
     """Return a figure in the colours of the browser's scheme, without a way out of the page."""
     height = figure["layout"].get("height", 400)
-    drawn = dcc.Graph(
-        figure=themed(figure, browser),
-        config=CONFIG | config,
-        style={"height": f"{height}px"},
-        **({"id": id_} if id_ else {}),
-    )
-    return html.Div(drawn, className="plot", **({"role": "img", "aria-label": alt} if alt else {}))
+    named: Attributes = {"id": id_} if id_ else {}
+    settings: Any = CONFIG | config
+    drawn = dcc.Graph(figure=themed(figure, browser), config=settings, style={"height": f"{height}px"}, **named)
+    spoken: Attributes = {"role": "img", "aria-label": alt} if alt else {}
+    return html.Div(drawn, className="plot", **spoken)
 
 
 def themed(figure: dict[str, Any], browser: Browser) -> dict[str, Any]:
@@ -86,7 +88,8 @@ def themed(figure: dict[str, Any], browser: Browser) -> dict[str, Any]:
 def legend(names: Sequence[str]) -> Component:
     """Return causes beside their colours."""
     items = [html.Li([html.Span(className=f"swatch {SWATCHES.get(name, 'cause-other')}"), name]) for name in names]
-    return html.Ul(items, className="legend", **{"aria-hidden": "true"})
+    hidden: Attributes = {"aria-hidden": "true"}
+    return html.Ul(items, className="legend", **hidden)
 
 
 def blocks(made: Sequence[Block], browser: Browser) -> Children:
@@ -126,7 +129,8 @@ def table(one: Table) -> Children:
     head = html.Thead(html.Tr([_head(column) for column in one.columns], role="row"), role="rowgroup")
     bodies = [_group(group, one.columns) for group in one.groups]
     drawn = html.Table([head, *bodies], className=f"{one.phone}{remarks}", role="table")
-    scroll = html.Div(drawn, className="scroll", role="region", tabIndex=0, **{"aria-label": one.caption[:200]})
+    spoken: Attributes = {"aria-label": one.caption[:200]}
+    scroll = html.Div(drawn, className="scroll", role="region", tabIndex=0, **spoken)
     return [scroll, html.P(html.Bdi(one.caption), className="caption")] if one.caption else [scroll]
 
 
@@ -161,7 +165,7 @@ def _cells(row: Sequence[Cell], columns: Sequence[Column]) -> Children:
         if cell.colour:
             inside.append(html.Span(className=f"swatch {SWATCHES.get(cell.colour, 'cause-other')}"))
         inside.append(html.Span(value, className="value"))
-        common = {"className": _class(column), "data-title": title}
+        common: Attributes = {"className": _class(column), "data-title": title}
         if index == 0 and not column.numeric:
             made.append(html.Th(inside, scope="row", role="rowheader", **common))
         else:

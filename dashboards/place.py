@@ -4,7 +4,7 @@ The URL is the only state. What it holds beyond this is ignored, so an old or a 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
 PageName = Literal[
@@ -87,7 +87,7 @@ class Place:
 def read_place(path: str | None, query: str | None) -> Place:
     """Return the place a URL means; what it does not say, or says wrongly, is as by default."""
     page = (path or "/").strip("/") or "runs"
-    known = cast(PageName, page) if page in PAGES else "runs"
+    known = page if page in PAGES else "runs"
     try:
         pairs = parse_qsl((query or "").removeprefix("?"), errors="surrogatepass", max_num_fields=64)
     except ValueError:

@@ -28,6 +28,7 @@ PASSES = {
     "laned step": CAUSES["serialised"],
     "traced step": CAUSES["host-bound"],
 }
+MUTED = "#7d828c"
 GAP, WAIT, SPILL, SAMPLE = CAUSES["launch-gap"], CAUSES["cpu-sync"], CAUSES["spill"], VARIANTS[0]
 UNITS = (("s", 9), ("ms", 6), ("µs", 3), ("ns", 0))
 NAMES = (*VARIANTS, "#4a8fd0", "#7f8c2b", "#8a5f4a", "#5a63b8")
@@ -132,7 +133,7 @@ def _time_axis(window: Window, zero: int) -> dict[str, Any]:
     step = max(1, round(next(factor for factor in (1, 2, 5, 10) if factor * magnitude >= raw) * magnitude))
     ticks = list(range(0, width + 1, step))
     decimals = max(0, power - math.floor(math.log10(step)))
-    title = f"{unit} from {(begin / 1e9):,.9f} s after the run began; the window is {duration_text(width)} wide"
+    title = f"{unit} after {(begin / 1e9):,.9f} s of the run"
     return {
         "range": [begin, end],
         "tickvals": [begin + tick for tick in ticks],
@@ -266,7 +267,7 @@ def _binned_gaps(content: Binned, zero: int) -> Drawn:
         "ticktext": [{3: "1 µs", 6: "1 ms", 9: "1 s"}[power] for power in marks],
         "ticklabelposition": "inside",
         "showgrid": True,
-        "tickfont": {"size": 9},
+        "tickfont": {"size": 9, "color": MUTED},
     }
     return [trace], axis, f"(longest in each bin, log; longest {duration_text(int(gap.max()))})"
 
@@ -278,7 +279,7 @@ def _samples(track: SampleTrack, content: object, zero: int) -> Drawn:
         "nticks": 3,
         "ticklabelposition": "inside",
         "showgrid": True,
-        "tickfont": {"size": 9},
+        "tickfont": {"size": 9, "color": MUTED},
     }
     if isinstance(content, Values):
         if not len(content.start):

@@ -19,7 +19,7 @@ PAGE_ROWS = 100
 TITLES = {
     "name": "kernel",
     "total_ms": "total (ms)",
-    "share": "share of kernel time",
+    "share": "share",
     "mean_us": "mean (µs)",
     "shortest_us": "shortest (µs)",
     "longest_us": "longest (µs)",
@@ -61,10 +61,9 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
             "cacheBlockSize": PAGE_ROWS,
             "maxBlocksInCache": 20,
             "infiniteInitialRowCount": 1,
-            "theme": "legacy",
         },
         columnSize=None,
-        className="ag-theme-quartz-dark" if browser.scheme == "dark" else "ag-theme-quartz",
+        getRowId="params.data.row",
         style={"height": "620px"},
     )
     intro = (
@@ -141,4 +140,5 @@ def _column(name: str, browser: Browser) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: visible(value, 300) if isinstance(value, str) else value for name, value in row.items()}
+    texts = {name: visible(value, 300) if isinstance(value, str) else value for name, value in row.items()}
+    return texts | {"row": str(row["kernel_id"])}  # the grid wants its key as text

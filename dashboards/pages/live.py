@@ -98,7 +98,7 @@ def _contents(context: Context, place: Place, browser: Browser) -> Children:
     if not live.passes:
         return [*parts, message("No step so far: building the model or measuring the roof.", "muted")]
     newest = live.passes[0]
-    numbers = [
+    numbers: list[tuple[str, Children]] = [
         ("now", [html.Span(f"{visible(newest.variant, 30)}, {newest.run_pass}")]),
         ("last 5 s", quantity(newest.recent_tok_s, 3)),
         ("so far", quantity(newest.tok_s, 3)),

@@ -3,6 +3,7 @@
 import math
 
 from dash import Dash
+from dash.development.base_component import Component
 
 from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import heading, link, message, report_section, section
@@ -55,7 +56,7 @@ def _against_baseline(context: Context, place: Place, diagnosis: Diagnosis) -> C
     return [section("", [text, link("Compare", place.to("compare"))])]
 
 
-def _moments(context: Context, place: Place, bundle: Bundle) -> object:
+def _moments(context: Context, place: Place, bundle: Bundle) -> Component:
     """Return links to where to look closer."""
     made: Children = []
     for name in context.catalogue.run(place.run).variants:

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from dash import Dash, Input, Output, State, ctx, dcc, html, no_update
+from dash import Dash, Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
 
 from workbench.dashboards.context import Browser, Children, Context
@@ -37,7 +38,7 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     )
     return [
         heading("Runs"),
-        html.Label(search, className="search-box", htmlFor="search", **{"aria-label": "Search"}),
+        html.Div(search, role="search"),
         html.Div(id="runs-list"),
         dcc.Interval(id="runs-tick", interval=1500, max_intervals=400),
     ]
@@ -55,9 +56,8 @@ def register(app: Dash, context: Context) -> None:
         place = read_place(path, query)
         if place.page != NAME:
             return no_update, no_update
-        if ctx.triggered_id == "runs-tick" and not _waiting(context, place):
-            return no_update, True
-        return _list(context, place), False
+        # Always the whole list: an answer that comes late is dropped in favour of the newest request's.
+        return _list(context, place), not _waiting(context, place)
 
     app.callback(
         Output("goto", "href", allow_duplicate=True),
@@ -170,7 +170,7 @@ def _numbers(
         text = "running" if entry.state == "open" else "reading …"
         return [html.Td(text, colSpan=4, className="muted")]
     best = fastest(answer)
-    speed = [f"{significant(best.tok_s.value)} ", tag(best.tok_s.tag)]
+    speed: list[Any] = [f"{significant(best.tok_s.value)} ", tag(best.tok_s.tag)]
     if base and not pinned:
         change = best.tok_s.value / base - 1
         kind = "better" if change >= 0 else "worse"

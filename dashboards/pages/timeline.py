@@ -26,7 +26,8 @@ PIXELS_PER_BIN = 1.5
 LEGEND = (
     "Where a row holds few spans they are drawn one by one; where it holds many, each bin shows the share of time in "
     "which any ran. Gaps show their longest in each bin at its full length, so none is lost by zooming out; counters "
-    "show least and greatest. Drag across to zoom, double-click for the whole run, click a span to point at it."
+    "show least and greatest. Steps: green clean, blue sampled, violet laned, orange traced. Drag across to zoom, "
+    "double-click for the whole run, click a span to point at it."
 )
 
 
@@ -37,7 +38,7 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     parts: Children = [heading(f"Timeline of {visible(chosen, 60)}")]
     parts += variant_pills(place, context.catalogue.run(place.run).variants, chosen)
     parts += [message(visible(text, 300)) for text in timeline.left_out]
-    config = CONFIG | {"doubleClick": "autosize", "displayModeBar": False}
+    config: Any = CONFIG | {"doubleClick": "autosize", "displayModeBar": False}
     figure = dcc.Graph(id="timeline-graph", config=config, style={"height": "600px"})
     parts.append(section("", [html.Div(id="timeline-tools"), figure, html.P(LEGEND, className="caption")]))
     return parts
@@ -75,10 +76,11 @@ def register(app: Dash, context: Context) -> None:
             timeline = context.catalogue.timeline(place.run, context.variant(place))
         except WorkbenchError:
             return no_update
-        if window == "all":
+        if window == (None, None):
             return place.at(None, None, place.kernel).href
+        first, last = window
         zero = timeline.start_ns
-        return place.at(*clamp(timeline, zero + window[0], zero + window[1]), place.kernel).href
+        return place.at(*clamp(timeline, zero + (first or 0), zero + (last or 0)), place.kernel).href
 
     def click(data: Any, path: str, query: str) -> object:
         place = read_place(path, query)
@@ -104,12 +106,12 @@ def register(app: Dash, context: Context) -> None:
     app.callback(goto, Input("timeline-graph", "clickData"), *url, prevent_initial_call=True)(click)
 
 
-def read_zoom(moved: Any) -> tuple[int, int] | str | None:
-    """Return the window of a plotly relayout event in ns since the run began; "all" for the whole run; else None."""
+def read_zoom(moved: Any) -> tuple[int, int] | tuple[None, None] | None:
+    """Return the window of a plotly relayout event, ns since the run began; two Nones: the whole run; else None."""
     if not isinstance(moved, dict):
         return None
     if moved.get("xaxis.autorange"):
-        return "all"
+        return None, None
     first, last = moved.get("xaxis.range[0]"), moved.get("xaxis.range[1]")
     if not isinstance(first, int | float) or not isinstance(last, int | float) or not abs(first) + abs(last) < 2**62:
         return None

@@ -1,9 +1,9 @@
 """Where a series of runs changed its level: binary segmentation with Welch's t, kept honest by Holm and a floor.
 
 Every split of a stretch that leaves MIN_SIDE runs on each side is tested with Welch's unequal-variances t on log
-values. The p of a stretch's best split is multiplied by the number of splits tried, those of all stretches of a round are held
-against Holm's step-down at LEVEL, and a change smaller than MIN_CHANGE is not one. Accepted splits are searched again
-on both sides.
+values. The p of a stretch's best split is multiplied by the number of splits tried, those of all stretches of a round
+are held against Holm's step-down at LEVEL, and a change smaller than MIN_CHANGE is not one. Accepted splits are
+searched again on both sides.
 
 This is for a history page: it says where to look. It is no gate: runs of one machine are correlated, and a drift looks
 like steps. ``workbench gate`` compares interleaved launches.

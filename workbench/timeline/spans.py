@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.timeline.pyramid import Ints, Pyramid
+
+Codes = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,14 @@ class Spans:
         start: Ints,
         end: Ints,
         ids: Ints | None = None,
-        codes: Ints | None = None,
+        codes: Codes | None = None,
         marks: Ints | None = None,
     ) -> None:
         if len(start) > 1 and (start[1:] < start[:-1]).any():
             order = np.argsort(start, kind="stable")
             start, end = start[order], end[order]
-            ids, codes, marks = (one if one is None else one[order] for one in (ids, codes, marks))
+            ids, marks = (one if one is None else one[order] for one in (ids, marks))
+            codes = codes if codes is None else codes[order]
         self.start, self.end = start, end
         self.ids = np.arange(len(start), dtype=np.int64) if ids is None else ids
         self.codes = np.zeros(len(start), dtype=np.int32) if codes is None else codes

@@ -13,7 +13,7 @@ import pyarrow as pa
 from workbench.errors import InputError, UnfitError
 from workbench.timeline.pyramid import Ints
 from workbench.timeline.samples import Samples
-from workbench.timeline.spans import Spans
+from workbench.timeline.spans import Codes, Spans
 from workbench.trace.bundle import Bundle
 
 Group = Literal["steps", "host", "waits", "device", "counters"]
@@ -23,6 +23,12 @@ MAX_TRACKS = 200
 """Tracks of one group beyond this are not read: a thread or a stream for every row is no timeline."""
 
 COUNTER_ORDER = ("dram_read", "dram_write", "ctas_per_sm", "warps_active", "sm_active")
+COUNTER_LABELS = {
+    "dram_read_bytes": "HBM read",
+    "dram_write_bytes": "HBM write",
+    "ctas_per_sm": "CTAs per SM",
+    "warps_active": "warps resident",
+}
 BYTE_UNITS = ("B", "bytes", "byte")
 
 
@@ -59,7 +65,8 @@ Track = SpanTrack | SampleTrack
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """One variant over one run. Times in ns on the bundle's clock; [start_ns, end_ns) holds every row.
+    """One variant over one run. Times in ns on the bundle's clock; [start_ns, end_ns) holds every row but counters of
+    the run that were read outside of it.
 
     ``passes``: first start and last end of each pass that has steps. ``moments``: steps worth a look, by name.
     ``left_out``: what was not read, and why.
@@ -100,14 +107,16 @@ def load_timeline(bundle: Bundle, variant: str) -> Timeline:
     tracks: list[Track] = []
     for read in (_steps, _host, _syncs, _kernels, _counters):
         tracks += read(bundle, variant, left_out)
-    bounds = [_bounds(track) for track in tracks if len(_data(track))]
+    filled = [track for track in tracks if len(_data(track))]
+    # Counters of the whole run were read while other variants ran, too: they do not widen this one's window.
+    bounds = [_bounds(track) for track in filled if track.group != "counters"] or [_bounds(track) for track in filled]
     if not bounds:
         raise UnfitError(f"{bundle.path}: variant {variant!r} has no row with a time", hint="there is nothing to draw")
     return Timeline(
         variant,
         min(first for first, _ in bounds),
         max(last for _, last in bounds),
-        tuple(track for track in tracks if len(_data(track))),
+        tuple(filled),
         _passes(bundle, variant),
         _moments(bundle, variant),
         tuple(left_out),
@@ -254,7 +263,11 @@ def _counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator[Tra
         order = next((at for at, part in enumerate(COUNTER_ORDER) if part in str(name)), len(COUNTER_ORDER))
         where = (f", device {device}" if device else "") + _of_rank(rank)
         track = SampleTrack(
-            f"counter:{source}:{name}:{device}:{rank}", f"{name}{where}", "counters", Samples(start, end, value), unit
+            f"counter:{source}:{name}:{device}:{rank}",
+            f"{COUNTER_LABELS.get(str(name), name)}{where}",
+            "counters",
+            Samples(start, end, value),
+            unit,
         )
         made.append(((order, str(source) == "nvml", str(name), str(device)), track))
     for _, track in sorted(made, key=lambda one: one[0]):
@@ -262,7 +275,7 @@ def _counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator[Tra
 
 
 def _spans(table: pa.Table, key: str) -> Spans:
-    codes = table.column("code").to_numpy().astype(np.int32)
+    codes: Codes = table.column("code").to_numpy().astype(np.int32)
     return Spans(_ints(table, "start_ns"), _ints(table, "end_ns"), _ints(table, key), codes)
 
 

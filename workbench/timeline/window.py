@@ -11,7 +11,7 @@ import numpy as np
 from workbench.errors import InputError
 from workbench.timeline.pyramid import Ints
 from workbench.timeline.samples import Floats
-from workbench.timeline.spans import SpanBins
+from workbench.timeline.spans import Codes, SpanBins
 from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline, Track
 
 MAX_BINS = 2000
@@ -29,7 +29,7 @@ class Each:
     start: Ints
     end: Ints
     depth: Ints
-    codes: Ints
+    codes: Codes
     ids: Ints
     hidden: int = 0
 
