@@ -24,12 +24,14 @@ from workbench.probes.lanes import LaneSource, LanesProbe
 from workbench.probes.nvml import NvmlProbe
 from workbench.probes.protocol import Capture, Missing, Probe
 from workbench.probes.static import StaticProbe
-from workbench.run.bench import CudaBench, aligned
+from workbench.run.bench import CudaBench, Pulsed, aligned
 from workbench.run.guard import START_SECONDS, ProbeError, guarded
 from workbench.run.recording import Recording, failure
 from workbench.run.sequence import NumberedStep, decode_sequence
 from workbench.run.state import Run
 from workbench.trace.manifest import ClockSource
+
+Ends = tuple[Pulsed | None, Pulsed | None]
 
 LANED_LAUNCHES = 4
 """Launches whose stamps are kept: one of gpt-oss-20b has 45,000 spans."""
@@ -65,6 +67,7 @@ def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
             return
         sampling = any(probe.name == "pm_sampler" for probe in recording.running)
         begin = _pulses(run, variant.name, bench) if sampling else None
+        end: Pulsed | None = None
         try:
             done = _decode(run, pipeline, "sampled", recording, limit)
             end = _pulses(run, variant.name, bench) if sampling else None
@@ -75,19 +78,31 @@ def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
             if isinstance(probe, NvmlProbe):
                 probe.close()
     finished = [
-        (probe, _within(aligned(capture, begin, end), done) if probe.name == "pm_sampler" else capture)
+        (
+            probe,
+            _on_our_clock(run, variant.name, capture, (begin, end), done) if probe.name == "pm_sampler" else capture,
+        )
         for probe, capture in finished
     ]
     _cost(run, variant.name, "sampled", recording.write(finished, done))
     run.writer.flush()
 
 
-def _pulses(run: Run, variant: str, bench: CudaBench) -> Any:
+def _pulses(run: Run, variant: str, bench: CudaBench) -> Pulsed | None:
     try:
         return guarded("marker: pulses", bench.pulse, START_SECONDS)
     except ProbeError as error:
         run.miss(variant, failure("marker", error))
         return None
+
+
+def _on_our_clock(run: Run, variant: str, capture: Capture, ends: Ends, steps: list[NumberedStep]) -> Capture:
+    """Return the sampler's capture where the pulses say it was, cut to the steps; unmoved where that fails."""
+    try:
+        return _within(guarded("pm_sampler: align", lambda: aligned(capture, *ends), START_SECONDS), steps)
+    except ProbeError as error:
+        run.miss(variant, failure("pm_sampler", error))
+        return _within(aligned(capture, None, None), steps)
 
 
 def _within(capture: Capture, steps: list[NumberedStep]) -> Capture:
