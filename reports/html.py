@@ -9,6 +9,8 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from typing import Any
 from workbench import __version__
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import InputError
-from workbench.reports import page, palette
-from workbench.reports.blocks import figure_blocks
+from workbench.reports import ingested_figures, ingested_page, page, palette
+from workbench.reports.blocks import Section, figure_blocks
+from workbench.reports.ingested_page import is_ingested
 from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG, TEMPLATES
 from workbench.trace.bundle import Bundle
@@ -26,31 +29,59 @@ EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """Hash of an empty style element: plotly.js adds one and fills it through the CSSOM, which a policy allows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a page says, whatever it is about. ``swatches``: names in legends and the cause whose colour they have."""
+
+    title: str
+    answer: str
+    warnings: tuple[str, ...]
+    sections: tuple[Section, ...]
+    swatches: Mapping[str, str]
+
+
 def render_html(bundle: Bundle, diagnosis: Diagnosis) -> str:
     """Return the report on ``bundle`` as one HTML document."""
+    findings = page.gather(bundle, diagnosis)
+    made = page.sections(findings)
+    document = Document(page.title(diagnosis), page.answer(diagnosis), page.warnings(findings), made, {})
+    return _render(document, bundle.manifest.created)
+
+
+def render_ingested_html(bundle: Bundle) -> str:
+    """Return the report on an ingested trace as one HTML document."""
+    trace = ingested_page.gather(bundle)
+    made = ingested_page.sections(trace)
+    warnings = ingested_page.warnings(trace)
+    document = Document(
+        ingested_page.title(trace), ingested_page.answer(trace), warnings, made, ingested_figures.COLOURS
+    )
+    return _render(document, bundle.manifest.created)
+
+
+def _render(document: Document, created: str) -> str:
     from markupsafe import Markup
 
     environment = _environment()
     style = environment.get_template("style.css.j2").render(causes=palette.CAUSES)
     script = environment.get_template("figures.js.j2").render()
     plotly = _plotly_js()
-    findings = page.gather(bundle, diagnosis)
-    made = page.sections(findings)
+    classes = {name: f"cause-{index}" for index, name in enumerate(palette.CAUSES)}
     text: str = environment.get_template("report.html.j2").render(
-        title=page.title(diagnosis),
-        answer=page.answer(diagnosis),
-        warnings=page.warnings(findings),
-        sections=made,
-        figures=figure_blocks(made),
+        title=document.title,
+        answer=document.answer,
+        warnings=document.warnings,
+        sections=document.sections,
+        figures=figure_blocks(document.sections),
         shared={"config": CONFIG, "templates": TEMPLATES},
         policy=_policy([plotly, script], [style]),
         style=Markup(style),  # noqa: S704 - the project's own text, no name of a bundle goes into it
         script=Markup(script),  # noqa: S704 - as above
         style_ids=re.findall(r'getElementById\("([0-9a-f]{64})"\)', plotly),
         plotly=Markup(plotly),  # noqa: S704 - plotly.js as it was installed
-        created=visible(bundle.manifest.created),
+        created=visible(created),
         version=__version__,
-        swatches={name: f"cause-{index}" for index, name in enumerate(palette.CAUSES)},
+        swatches=classes | {name: classes[cause] for name, cause in document.swatches.items()},
     )
     return text
 
@@ -58,10 +89,10 @@ def render_html(bundle: Bundle, diagnosis: Diagnosis) -> str:
 def write_html(bundle: Bundle, path: str | Path) -> Path:
     """Diagnose ``bundle`` and write its report to ``path``, whole or not at all; return the path.
 
-    Raises UnfitError where no variant has a measured step, InputError where ``path`` cannot be written.
+    Raises UnfitError where no variant of a run has a measured step, InputError where ``path`` cannot be written.
     """
     target = Path(path)
-    text = render_html(bundle, diagnose(bundle))
+    text = render_ingested_html(bundle) if is_ingested(bundle) else render_html(bundle, diagnose(bundle))
     temporary: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(

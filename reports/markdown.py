@@ -1,11 +1,15 @@
-"""The report's first answers as Markdown: the sentence, the headline table and the causes of the step time."""
+"""The report's first answers as Markdown: the sentence, the headline table and the causes of the step time.
+
+Of an ingested trace the whole page, since its tables are short.
+"""
 
 import re
 
 from workbench.diagnose.headline import headline
 from workbench.diagnose.speculation import break_even
 from workbench.diagnose.summary import Diagnosis
-from workbench.reports import tables
+from workbench.reports import ingested_page, tables
+from workbench.reports.blocks import TableBlock, TextBlock
 from workbench.reports.labels import visible
 from workbench.reports.table import Row, Table
 from workbench.trace.bundle import Bundle
@@ -21,6 +25,22 @@ def render_markdown(bundle: Bundle, diagnosis: Diagnosis) -> str:
         "## Where the time goes",
         *_table(tables.cause_table(diagnosis)),
     ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_ingested_markdown(bundle: Bundle) -> str:
+    """Return the page on an ingested trace as Markdown, without figures and what is folded away."""
+    trace = ingested_page.gather(bundle)
+    parts = [f"# {_escape(ingested_page.title(trace))}", _escape(ingested_page.answer(trace))]
+    for section in ingested_page.sections(trace):
+        shown: list[str] = []
+        for block in section.blocks:
+            if isinstance(block, TextBlock):
+                shown.append(_escape(block.text))
+            elif isinstance(block, TableBlock) and not block.folded:
+                shown += _table(block.table)
+        if shown:
+            parts += [f"## {section.title}", *([_escape(section.intro)] if section.intro else []), *shown]
     return "\n\n".join(parts) + "\n"
 
 
