@@ -3,9 +3,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from workbench.decode.cache import KVCache
+from workbench.decode.cache import KVCache, cache_shape
 from workbench.decode.presets import load_preset
-from workbench.decode.spec import ModelSpec
+from workbench.decode.spec import MLA, ModelSpec
 from workbench.errors import InputError
 
 CPU = torch.device("cpu")
@@ -35,6 +35,14 @@ def test_positions_beyond_the_capacity_are_refused(tiny_spec: Callable[..., Mode
         cache.reserve(3)
 
 
-def test_only_grouped_query_attention_is_cached() -> None:
-    with pytest.raises(InputError, match="layer 0 uses mla"):
-        KVCache(load_preset("deepseek-v3"), 4, device=CPU, dtype=torch.float32)
+def test_what_a_layer_caches() -> None:
+    with pytest.raises(InputError, match="layer 0 uses gated_delta"):
+        KVCache(load_preset("qwen3-next-80b-a3b"), 4, device=CPU, dtype=torch.float32)
+    glm = load_preset("glm-5.2")
+    owners = [layer for layer in range(glm.layers) if cache_shape(glm, layer) == (1, 576, 128)]
+    assert owners == [0, 1, 2, *range(6, 78, 4)]
+    assert isinstance(glm.attention, MLA)
+    assert glm.attention.indexer is not None
+    assert len(owners) == glm.attention.indexer.layers
+    assert cache_shape(glm, 3) == (1, 576, 0)
+    assert cache_shape(load_preset("mimo-v2.5-pro"), 1) == (8, 192, 128)

@@ -27,13 +27,14 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(shape.heads)) if shape.sinks else None
 
     def queries(self, x: Tensor, rope: Tensor) -> Tensor:
-        """Return rotated queries [B, S, heads, qk_dim] of ``x`` [B, S, hidden]; ``rope`` is [2, (B,) S, qk_dim/2]."""
+        """Return rotated queries [B, S, heads, qk_dim] of ``x`` [B, S, hidden]; ``rope`` is [2, (B,) S, rot/2]."""
         return rotate(self.q_norm(self.q(x).unflatten(-1, (self.shape.heads, -1))), rope)
 
     def keys_values(self, x: Tensor, rope: Tensor) -> tuple[Tensor, Tensor]:
         """Return rotated keys [B, S, kv_heads, qk_dim] and values [B, S, kv_heads, v_dim] of ``x``."""
         keys = rotate(self.k_norm(self.k(x).unflatten(-1, (self.shape.kv_heads, -1))), rope)
-        return keys, self.v(x).unflatten(-1, (self.shape.kv_heads, -1))
+        values = self.v(x).unflatten(-1, (self.shape.kv_heads, -1))
+        return keys, values if self.shape.value_scale == 1 else values * self.shape.value_scale
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
         """Attend and project out.
@@ -81,6 +82,12 @@ class Attention(nn.Module):
         first = 0 if self.window is None else max(0, start + 1 - self.window)
         mask = causal_mask(x.shape[1], end - first, self.window, x.device)
         return self.attend(self.queries(x, rope), cache.keys[:, :, first:end], cache.values[:, :, first:end], mask)
+
+    def fixed(self, x: Tensor, rope: Tensor, cache: LayerCache, positions: Tensor, allowed: Tensor) -> Tensor:
+        """As :meth:`cached` with positions on the device: the whole slab is read under ``allowed`` [T, capacity]."""
+        k, v = self.keys_values(x, rope)
+        cache.write_at(positions, k.transpose(1, 2), v.transpose(1, 2))
+        return self.attend(self.queries(x, rope), cache.keys, cache.values, allowed)
 
 
 def causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:

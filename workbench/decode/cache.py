@@ -5,13 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workbench.decode.spec import GQA, ModelSpec
+from workbench.decode.spec import GQA, MLA, ModelSpec
 from workbench.errors import InputError
 
 
 @dataclass(slots=True)
 class LayerCache:
-    """Keys and values of one layer, [batch, kv_heads, capacity, dim] each."""
+    """Keys and values of one layer, [batch, kv_heads, capacity, dim] each.
+
+    An MLA layer has one head: latent and rotary key as keys, the indexer's key (or nothing) as values.
+    """
 
     keys: Tensor
     values: Tensor
@@ -21,6 +24,23 @@ class LayerCache:
         end = start + keys.shape[2]
         self.keys[:, :, start:end] = keys
         self.values[:, :, start:end] = values
+
+    def write_at(self, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As :meth:`write` at ``positions`` int64 [T] on the device."""
+        self.keys.index_copy_(2, positions, keys)
+        if values.shape[-1]:
+            self.values.index_copy_(2, positions, values)
+
+
+def cache_shape(spec: ModelSpec, layer: int) -> tuple[int, int, int]:
+    """Return the KV heads of ``layer``, and the numbers a position and head of keys and of values holds."""
+    mixer = spec.mixer_spec(layer)
+    if isinstance(mixer, GQA):
+        return mixer.kv_heads, mixer.qk_dim, mixer.v_dim
+    if isinstance(mixer, MLA):
+        owned = mixer.indexer is not None and mixer.indexer.owned_by(layer)
+        return 1, mixer.kv_lora + mixer.rope_dim, mixer.indexer.dim if mixer.indexer and owned else 0
+    raise InputError(f"{spec.name}: layer {layer} uses {mixer.kind}; the engines run gqa and mla only")
 
 
 class KVCache:
@@ -36,18 +56,9 @@ class KVCache:
         self.length = 0
         self.layers: list[LayerCache] = []
         for index in range(spec.layers):
-            mixer = spec.mixer_spec(index)
-            if not isinstance(mixer, GQA):
-                raise InputError(
-                    f"{spec.name}: layer {index} uses {mixer.kind}; the eager engine runs grouped-query attention only"
-                )
-            shape = (batch, mixer.kv_heads, capacity)
-            self.layers.append(
-                LayerCache(
-                    torch.zeros(*shape, mixer.qk_dim, device=device, dtype=dtype),
-                    torch.zeros(*shape, mixer.v_dim, device=device, dtype=dtype),
-                )
-            )
+            heads, *widths = cache_shape(spec, index)
+            keys, values = (torch.zeros(batch, heads, capacity, width, device=device, dtype=dtype) for width in widths)
+            self.layers.append(LayerCache(keys, values))
 
     def reserve(self, tokens: int) -> None:
         """Check that ``tokens`` more positions fit."""

@@ -26,10 +26,14 @@ def rope_table(positions: int, dim: int, theta: float, device: torch.device | No
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Apply rotary embedding to ``x`` [..., S, heads, dim] with ``table`` [2, S, dim/2] (or [2, ..., S, dim/2])."""
+    """Apply rotary embedding to ``x`` [..., S, heads, dim] with ``table`` [2, S, rot/2] (or [2, ..., S, rot/2]).
+
+    The first rot numbers of a head rotate, the others pass.
+    """
     cos, sin = table[0].unsqueeze(-2), table[1].unsqueeze(-2)
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    turning, passing = x.split([2 * table.shape[-1], x.shape[-1] - 2 * table.shape[-1]], dim=-1)
+    low, high = turning.float().chunk(2, dim=-1)
+    return torch.cat(((low * cos - high * sin).to(x.dtype), (high * cos + low * sin).to(x.dtype), passing), dim=-1)
 
 
 class SwiGLU(nn.Module):

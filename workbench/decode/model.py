@@ -1,5 +1,6 @@
 """The target model of the pipeline: a decoder stack built from a :class:`ModelSpec`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ from workbench.decode.attention import Attention
 from workbench.decode.cache import KVCache, LayerCache
 from workbench.decode.experts import Experts
 from workbench.decode.layers import RMSNorm, SwiGLU, rope_table
-from workbench.decode.spec import GQA, ModelSpec
+from workbench.decode.mla import LatentAttention
+from workbench.decode.spec import GQA, MLA, ModelSpec
 from workbench.errors import InputError
 
 
@@ -34,18 +36,21 @@ class Block(nn.Module):
     def __init__(self, spec: ModelSpec, layer: int) -> None:
         super().__init__()
         mixer = spec.mixer_spec(layer)
-        if not isinstance(mixer, GQA):
-            raise InputError(
-                f"{spec.name}: layer {layer} uses {mixer.kind}; plain torch runs grouped-query attention only"
-            )
-        window = spec.window if spec.mixers[layer] == "sliding" else None
         self.attention_norm = RMSNorm(spec.hidden, spec.norm_eps)
-        self.attention = Attention(spec.hidden, mixer, window=window, eps=spec.norm_eps)
+        self.attention: Attention | LatentAttention
+        if isinstance(mixer, GQA):
+            window = spec.window if spec.mixers[layer] == "sliding" else None
+            self.attention = Attention(spec.hidden, mixer, window=window, eps=spec.norm_eps)
+        elif isinstance(mixer, MLA):
+            owned = mixer.indexer is not None and mixer.indexer.owned_by(layer)
+            self.attention = LatentAttention(spec.hidden, mixer, indexer=owned, eps=spec.norm_eps)
+        else:
+            raise InputError(f"{spec.name}: layer {layer} uses {mixer.kind}; plain torch runs gqa and mla only")
+        # What the ranks would exchange here, where a rung stands in for it (workbench/decode/rungs/collectives.py).
+        self.collective: Callable[[], None] | None = None
         self.ffn_norm = RMSNorm(spec.hidden, spec.norm_eps)
         self.ffn: Experts | SwiGLU
         if spec.moe is not None and layer >= spec.dense_first:
-            if spec.moe.shared:
-                raise InputError(f"{spec.name}: moe.shared: is counted by the byte model but not run in plain torch")
             self.ffn = Experts(spec.hidden, spec.moe)
         else:
             assert spec.dense_inter is not None  # noqa: S101 - guaranteed by the spec's validator
@@ -61,12 +66,27 @@ class Block(nn.Module):
 
     def cached(self, x: Tensor, rope: Tensor, cache: LayerCache, start: int) -> tuple[Tensor, Tensor | None]:
         """Run new positions ``x`` [B, T, hidden] against the cache; return the output and the chosen experts."""
-        x = x + self.attention.cached(self.attention_norm(x), rope, cache, start)
+        attended = self.attention.cached(self.attention_norm(x), rope, cache, start)
+        self.exchange()
+        x = x + attended
         normed = self.ffn_norm(x)
         if isinstance(self.ffn, Experts):
-            out, indices = self.ffn.chosen(normed.flatten(0, 1))
+            out, indices = self.ffn.chosen(normed.flatten(0, 1), self._positions(x, start))
+            self.exchange()
             return x + out.view_as(x), indices
-        return x + self.ffn(normed), None
+        out = self.ffn(normed)
+        self.exchange()
+        return x + out, None
+
+    def exchange(self) -> None:
+        """Run what stands in for the collective behind attention and behind the FFN, if anything does."""
+        if self.collective is not None:
+            self.collective()
+
+    def _positions(self, x: Tensor, start: int) -> Tensor | None:
+        if not isinstance(self.ffn, Experts) or self.ffn.forced is None:
+            return None
+        return torch.arange(start, start + x.shape[1], device=x.device).repeat(x.shape[0])
 
 
 class Target(nn.Module):
@@ -74,11 +94,9 @@ class Target(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        if not isinstance(spec.attention, GQA):
-            raise InputError(f"{spec.name}: plain torch runs grouped-query attention only, not {spec.attention.kind}")
-        widths = {mixer.qk_dim for mixer in (spec.attention, spec.sliding) if isinstance(mixer, GQA)}
-        if len(widths) > 1 or min(widths) % 2:
-            raise InputError(f"{spec.name}: qk_dim {sorted(widths)}: plain torch needs one even width in all layers")
+        for width, _ in {spec.rope(layer) for layer in range(spec.layers)}:
+            if width % 2:
+                raise InputError(f"{spec.name}: rotary embedding turns pairs, {width} numbers of a head are odd")
         self.spec = spec
         self.embed = nn.Embedding(spec.vocab, spec.hidden)
         self.blocks = nn.ModuleList(Block(spec, layer) for layer in range(spec.layers))
@@ -87,7 +105,7 @@ class Target(nn.Module):
         self.taps = spec.dflash.taps if spec.dflash else ()
         # Not a buffer: a cast of the module to bfloat16 must leave the angles in float32. Made on first use, outside
         # inference mode: the engine may come first, and training saves the table for its backward pass.
-        self._rope: Tensor | None = None
+        self._ropes: dict[tuple[int, float], Tensor] = {}
 
     @property
     def device(self) -> torch.device:
@@ -101,13 +119,22 @@ class Target(nn.Module):
 
     @property
     def rope(self) -> Tensor:
-        """Cosines and sines [2, max_positions, qk_dim/2] in float32, on the model's device."""
-        if self._rope is None or self._rope.device != self.device:
-            shape = self.spec.attention
-            assert isinstance(shape, GQA)  # noqa: S101 - checked at construction
+        """Cosines and sines [2, max_positions, rot/2] of the full layers in float32, on the model's device."""
+        layer = self.spec.mixers.index("full") if "full" in self.spec.mixers else 0
+        return self.rope_of(layer, self.spec.max_positions)
+
+    def rope_of(self, layer: int, positions: int) -> Tensor:
+        """Cosines and sines [2, n, rot/2] of ``layer`` in float32, on the model's device; n is at least ``positions``.
+
+        A table is built for a power of two of positions, because models that take a million are seldom asked to.
+        """
+        key = self.spec.rope(layer)
+        table = self._ropes.get(key)
+        if table is None or table.device != self.device or table.shape[1] < positions:
+            length = min(self.spec.max_positions, max(4096, 1 << (positions - 1).bit_length()))
             with torch.inference_mode(False):
-                self._rope = rope_table(self.spec.max_positions, shape.qk_dim, self.spec.rope_theta, self.device)
-        return self._rope
+                table = self._ropes[key] = rope_table(length, *key, self.device)
+        return table
 
     @property
     def head_weight(self) -> Tensor:
@@ -124,11 +151,11 @@ class Target(nn.Module):
         Returns un-normed hidden states [B, S, hidden], taps [B, S, n_taps, hidden] and the summed balance loss.
         """
         x = self.embed(tokens)
-        rope = self.rope[:, : tokens.shape[1]]
+        count = tokens.shape[1]
         balance = torch.zeros((), device=x.device)
         taps: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
-            x, extra = block(x, rope)
+            x, extra = block(x, self.rope_of(layer, count)[:, :count])
             balance = balance + extra
             if layer in self.taps:
                 taps.append(x)
@@ -146,11 +173,11 @@ class Target(nn.Module):
         start, count = cache.length, tokens.shape[1]
         cache.reserve(count)
         x = self.embed(tokens)
-        rope = self.rope[:, start : start + count]
         taps: list[Tensor] = []
         experts: list[Tensor] = []
         for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)  # noqa: S101 - for the type checker
+            rope = self.rope_of(layer, start + count)[:, start : start + count]
             x, chosen = block.cached(x, rope, cache.layers[layer], start)
             if layer in self.taps:
                 taps.append(x)

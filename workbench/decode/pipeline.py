@@ -18,7 +18,14 @@ from workbench.decode.model import Target
 from workbench.decode.precision import Policy, load_policy
 from workbench.decode.prompts import read_prompts
 from workbench.decode.rungs.build import build_rung, drafter_target
-from workbench.decode.rungs.fit import base_format, check_variants, resolve_device, variant_spec
+from workbench.decode.rungs.fit import (
+    base_format,
+    check_variants,
+    load_shape,
+    resolve_device,
+    stays_packed,
+    variant_spec,
+)
 from workbench.decode.rungs.plan import PLANS
 from workbench.decode.rungs.store import Held, WeightStore
 from workbench.decode.spec import ModelSpec
@@ -40,11 +47,13 @@ class Pipeline:
     """A variant, ready to run.
 
     ``dtype``: what the engine computes in. ``stored`` and ``held``: in which formats the weights are published, and in
-    which this rung keeps and reads them.
+    which this rung keeps and reads them. ``spec`` is what runs, the slice of one of ``tp`` ranks of ``whole``.
     """
 
     variant: Variant
     spec: ModelSpec
+    whole: ModelSpec
+    tp: int
     device: torch.device
     dtype: torch.dtype
     stored: Policy
@@ -72,7 +81,7 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
     longest = max(len(prompt.tokens) for prompt in prompts)
     # A draft may reach past the last token that is asked for.
     capacity = longest + variant.prompts.new_tokens + variant.drafter.width
-    weights = store.get(variant, spec, device, dtype, packed=plan.packed)
+    weights = store.get(variant, spec, device, dtype, packed=stays_packed(variant))
     drafter = _drafter(variant, weights, capacity, where)
     simulated = variant.drafter.kind == "simulated"
     trained = variant.model.weights == "trained"
@@ -90,8 +99,9 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
         acceptance=acceptance,
         verify=rung.verify,
     )
-    held = plan.held(stored, base_format(device))
-    return Pipeline(variant, spec, device, dtype, stored, held, engine, prompts)
+    held = plan.held(stored, base_format(device), packed=stays_packed(variant))
+    whole, tp = load_shape(variant), variant.model.tp
+    return Pipeline(variant, spec, whole, tp, device, dtype, stored, held, engine, prompts)
 
 
 def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Drafter:

@@ -7,10 +7,11 @@ Field names follow the Hugging Face ``config.json`` terms where one exists.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Mixer = Literal["full", "sliding", "linear"]
 Activation = Literal["swiglu", "clamped-swiglu"]
+Score = Literal["softmax", "sigmoid"]
 
 
 class Record(BaseModel):
@@ -33,21 +34,37 @@ class GQA(Record):
     output_gate: bool = Field(
         default=False, description="the query projection also yields a gate of the output's width"
     )
+    rope_dim: PositiveInt | None = Field(
+        default=None, description="leading numbers of a head that rotate; default: all"
+    )
+    rope_theta: PositiveFloat | None = Field(default=None, description="rotary base; default: the model's")
+    value_scale: PositiveFloat = Field(default=1.0, description="factor on the values, as MiMo has it")
 
     @model_validator(mode="after")
     def _groups(self) -> Self:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.rope_dim is not None and (self.rope_dim > self.qk_dim or self.rope_dim % 2):
+            raise ValueError(f"rope_dim={self.rope_dim} must be even and at most qk_dim={self.qk_dim}")
         return self
 
 
 class Indexer(Record):
-    """DeepSeek sparse attention's lightweight indexer; ``layers`` of the model own one, the others share."""
+    """DeepSeek sparse attention's lightweight indexer; ``layers`` of the model own one, the others share.
+
+    Owners are the ``first`` layers and every ``every``-th after them.
+    """
 
     heads: PositiveInt
     dim: PositiveInt
     top_k: PositiveInt = Field(description="context positions kept per query")
     layers: PositiveInt
+    first: int = Field(default=0, ge=0, description="leading layers that own one")
+    every: PositiveInt = Field(default=1, description="period of the owners behind them: the last layer of each")
+
+    def owned_by(self, layer: int) -> bool:
+        """Whether ``layer``, counted from 0, owns an indexer."""
+        return layer < self.first or (layer - self.first) % self.every == self.every - 1
 
 
 class MLA(Record):
@@ -86,6 +103,10 @@ class MoE(Record):
     shared: int = Field(default=0, ge=0)
     shared_inter: PositiveInt | None = Field(default=None, description="width of one shared expert; default: inter")
     bias: bool = False
+    score: Score = Field(
+        default="softmax", description="sigmoid: chosen by score plus a correction, one expert group (DeepSeek-V3)"
+    )
+    factor: PositiveFloat = Field(default=1.0, description="factor on the routed experts' weights")
     activation: Activation = Field(
         default="swiglu", description="clamped-swiglu: gpt-oss's gate * sigmoid(1.702 gate) * (up + 1), clamped at 7"
     )
@@ -161,6 +182,13 @@ class ModelSpec(Record):
             assert self.linear is not None  # noqa: S101 - guaranteed by the validator
             return self.linear
         return self.sliding or self.attention if mixer == "sliding" else self.attention
+
+    def rope(self, layer: int) -> tuple[int, float]:
+        """Return how many numbers of a head rotate in ``layer``, and the base of the angles; (0, base): none."""
+        shape = self.mixer_spec(layer)
+        if isinstance(shape, GQA):
+            return shape.rope_dim or shape.qk_dim, shape.rope_theta or self.rope_theta
+        return (shape.rope_dim if isinstance(shape, MLA) else 0), self.rope_theta
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -18,16 +18,17 @@ def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[st
     Expert counts are the measured means per layer, the context is the mean, rounded, and the width is the mean, rounded
     up: a step of width T touches at most min(E, k*T) experts, which is concave in T, so mean counts always fit a mean
     width, while those of a drafter that proposes now nothing and now much need not fit its usual width. ``read_bytes``
-    counts the stored formats; ``resident_bytes`` is what this rung holds, more where it expands weights at load.
+    counts the stored formats; ``resident_bytes`` is what this rung holds, more where it expands weights at load. Both
+    are one rank's; parameters and ``stored_bytes`` are the whole model's.
     """
     if not steps:
         return []
-    spec, variant = pipeline.spec, pipeline.variant
+    spec, tp, variant = pipeline.whole, pipeline.tp, pipeline.variant
     width = ceil(fmean(step.width for step in steps))
     context = round(fmean(step.context for step in steps))
     experts = [fmean(column) for column in zip(*(step.experts for step in steps), strict=True)] or None
     target, kept = (
-        step_bytes(spec, policy, width=width, context=context, distinct_experts=experts)
+        step_bytes(spec, policy, tp=tp, width=width, context=context, distinct_experts=experts)
         for policy in (pipeline.stored, pipeline.held)
     )
     rows = _rows(target, kept, "target")
@@ -51,7 +52,7 @@ def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[st
 def _rows(model: StepBytes, kept: StepBytes, role: str) -> list[dict[str, Any]]:
     """Return the rows of ``model``, each with the size that the same group has in ``kept``."""
     return [
-        _row(row, "kv" if row.is_cache and role == "target" else role, model, held.stored_bytes)
+        _row(row, "kv" if row.is_cache and role == "target" else role, model, held.resident_bytes)
         for row, held in zip(model.rows, kept.rows, strict=True)
     ]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from workbench.decode.model import Target
-from workbench.decode.precision import load_policy
+from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.store import Held
 from workbench.decode.spec import ModelSpec
@@ -55,12 +55,52 @@ QWEN: dict[str, object] = {
     "max_positions": 128,
     "dflash": {"layers": 1, "block": 4, "window": 6, "inter": 64, "qk_dim": 32, "taps": (0, 1)},
 }
-FAMILIES = {"gpt-oss": GPT_OSS, "qwen": QWEN}
+GLM: dict[str, object] = {
+    "name": "tiny-glm",
+    "hidden": 128,
+    "vocab": 48,
+    "mixers": ("full", "full", "full"),
+    "attention": {
+        "kind": "mla",
+        "heads": 3,
+        "q_lora": 128,
+        "kv_lora": 32,
+        "nope_dim": 48,
+        "rope_dim": 16,
+        "v_dim": 128,
+        "indexer": {"heads": 2, "dim": 32, "top_k": 64, "layers": 2, "first": 1, "every": 2},
+    },
+    "dense_first": 1,
+    "dense_inter": 128,
+    "moe": {"experts": 6, "top_k": 2, "inter": 128, "shared": 1, "score": "sigmoid", "factor": 2.5},
+    "norm_eps": 1e-5,
+    "max_positions": 64,
+}
+MIMO: dict[str, object] = {
+    "name": "tiny-mimo",
+    "hidden": 128,
+    "vocab": 48,
+    "mixers": ("full", "sliding"),
+    "window": 6,
+    "rope_theta": 5e6,
+    "attention": {
+        "kind": "gqa", "heads": 4, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
+    },
+    "sliding": {
+        "kind": "gqa", "heads": 4, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
+        "rope_theta": 1e4, "sinks": True,
+    },
+    "dense_first": 1,
+    "dense_inter": 128,
+    "moe": {"experts": 8, "top_k": 3, "inter": 128, "score": "sigmoid"},
+    "max_positions": 128,
+}  # fmt: skip
+FAMILIES = {"gpt-oss": GPT_OSS, "qwen": QWEN, "glm": GLM, "mimo": MIMO}
 
 
 @dataclass(frozen=True)
 class Models:
-    """One model in three forms that hold the same numbers: eager float32, expanded bfloat16, packed MXFP4."""
+    """One model in three forms that hold the same numbers: eager float32, expanded bfloat16, packed MXFP4 or FP8."""
 
     spec: ModelSpec
     reference: Target
@@ -75,7 +115,7 @@ def _vary(target: Target) -> Target:
         for name, parameter in target.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
-            elif name.endswith("sinks"):
+            elif name.endswith(("sinks", "norm.bias", "correction")):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return target
 
@@ -90,12 +130,14 @@ def _models(family: str, policy: str) -> Models:
         )
         return Held(_vary(target), None, experts)
 
-    return Models(spec, build(False).target.float(), build(False), build(True))
+    expanded = build(False)
+    narrow = load_policy(policy).of(TensorClass.ROUTED_EXPERTS).name in ("mxfp4", "fp8")
+    return Models(spec, build(False).target.float(), expanded, build(True) if narrow else expanded)
 
 
 @pytest.fixture(scope="session")
 def models() -> Callable[..., Models]:
-    """``models(family, policy="mxfp4-experts")``: the tiny gpt-oss or Qwen3 shape, built once."""
+    """``models(family, policy="mxfp4-experts")``: a tiny gpt-oss, Qwen3, GLM-5.2 or MiMo shape, built once."""
 
     def get(family: str, policy: str = "mxfp4-experts") -> Models:
         return _models(family, policy)

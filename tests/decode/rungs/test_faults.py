@@ -16,7 +16,7 @@ from workbench.decode.drafters.simulated import SimulatedDrafter
 from workbench.decode.engine import Engine, SamplingRule, SequenceRecord
 from workbench.decode.model import Scores
 from workbench.decode.pipeline import build_pipeline
-from workbench.decode.rungs import expert_pass, fused, small_ops
+from workbench.decode.rungs import attend, expert_pass, feed, fused, small_ops
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.build import build_rung, drafter_target
 from workbench.decode.rungs.faults import REGISTER_CAP, RUNGS_OF_FAULT, check_faults
@@ -152,7 +152,8 @@ def test_small_kernels_replace_norms_and_rope(
     for name in ("rms_norm", "rope_write"):
         original = getattr(small_ops, name)
         monkeypatch.setattr(small_ops, name, lambda *a, _f=original, _n=name, **k: calls.append(_n) or _f(*a, **k))
-        monkeypatch.setattr(fused, name, lambda *a, _n=name, **k: pytest.fail(f"{_n} is still fused"))
+        module = fused if name == "rms_norm" else attend
+        monkeypatch.setattr(module, name, lambda *a, _n=name, **k: pytest.fail(f"{_n} is still fused"))
     forward = built(model, "fp4", "small-kernels", settings=SIMULATED)
     result = agreement(score(forward, 3), clean)
     assert (result.same, result.error < TOLERANCE) == (3, True)
@@ -176,8 +177,8 @@ def test_low_split_cuts_nothing(models: Callable[..., Any], uncaptured: None, mo
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(fused, "gqa_decode")
-    watch(fused, "route")
+    watch(attend, "gqa_decode")
+    watch(feed, "route")
     watch(expert_pass.mxfp4_experts, "gate_up")
     watch(expert_pass.mxfp4_experts, "down")
     clean = score(built(model, "splitk"), 1)
@@ -213,7 +214,7 @@ def test_register_cap_reaches_the_product_kernels(
     assert result.error == 0
     assert set(caps) == {REGISTER_CAP}
     assert isinstance(forward, StaticForward)
-    assert forward._step._layers[0].qkv.config.registers == REGISTER_CAP
+    assert forward._step._layers[0].attend.qkv.config.registers == REGISTER_CAP
 
 
 def test_register_cap_makes_every_product_kernel_spill() -> None:

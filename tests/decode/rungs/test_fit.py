@@ -123,7 +123,7 @@ def test_what_is_held_follows_the_rung() -> None:
     [
         (model("qwen3-30b-a3b", "fp4"), "rung 'fp4' needs routed experts in mxfp4, 'bf16' of qwen3-30b-a3b has bf16"),
         (model("qwen3-8b", "splitk"), "of qwen3-8b has none; use mxfp4-experts"),
-        (model("gpt-oss-20b", "livequant-naive"), "needs qkv and o_proj in fp8, 'mxfp4-experts' has bf16 and bf16"),
+        (model("gpt-oss-20b", "livequant-naive"), "needs qkv in fp8, 'mxfp4-experts' has bf16"),
         (
             model("gpt-oss-20b", "eager", "bf16").replace('eager"', 'eager", faults = ["w4a8"]'),
             "engine.faults: 'w4a8' needs routed experts in mxfp4",
@@ -148,7 +148,7 @@ def test_what_is_held_follows_the_rung() -> None:
             model("gpt-oss-20b", "persistent").replace('persistent"', 'persistent", overlap = true'),
             "engine.overlap: rung 'persistent' is one launch a step",
         ),
-        (model("glm-5.2", "fused"), "attention: the kernel rungs run grouped-query attention only"),
+        (model("qwen3-next-80b-a3b", "fused"), "attention: the kernel rungs run gqa and mla only"),
         (
             model("gpt-oss-20b", "graph").replace('graph"', 'graph", faults = ["low-split"]'),
             "'low-split' does not apply to rung 'graph'",

@@ -78,7 +78,11 @@ def test_the_order_of_cases() -> None:
     assert order[0] == Case("eager", 1)
     assert order[-1] == Case("persistent", 1)
     assert Case("splitk", 4, overlap=True) in order
-    assert len(order) == 2 * 8 + 1
+    assert len(order) == 2 * 9 + 1
+    slices = list(cases(list(RUNGS), [1], rank=True, fp8=True))
+    assert Case("splitk", 1, collective_us=smoke.COLLECTIVE_US) in slices
+    assert Case("livequant-fused", 1, policy="fp8") in slices
+    assert all(case.rung != "persistent" for case in slices)
     left_out = table([{"case": "fp4 T=4", "error_text": "left out: the time was up"}], 1e12)
     assert left_out.endswith("left out: the time was up")
 

@@ -1,16 +1,20 @@
 """From a variant and its weights to the forward that runs it, and to the verification that fits that forward."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from workbench.decode.engine import Acceptance, Verify
 from workbench.decode.model import Target
+from workbench.decode.precision import TensorClass, load_policy
+from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.faults import REGISTER_CAP
 from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward
 from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
+from workbench.decode.rungs.routing import drawn_choices, recorded_choices, with_choices
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
 from workbench.decode.rungs.twin import narrow_activations, round_activations, shift_taps, unshare_head
@@ -34,7 +38,9 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     """
     plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
     widths = sorted({1, variant.drafter.width})
-    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap)
+    held = replace(held, target=_as_asked(variant, held.target))
+    fp8 = plan.fp8(load_policy(variant.precision.policy, shipped=held.target.spec.shipped))
+    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8)
     if "recompute-prefix" in faults:
         forward = RecomputingForward(forward)
     if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step"}:
@@ -57,14 +63,37 @@ def drafter_target(variant: Variant, target: Target) -> Target:
     return unshare_head(target) if "unshared-head" in variant.engine.faults else target
 
 
+def _as_asked(variant: Variant, target: Target) -> Target:
+    """Return ``target``, or a twin of it with the routing and the collectives that ``variant`` asks for."""
+    settings, spec = variant.model, target.spec
+    if settings.routing != "router":
+        if variant.routing_path is not None:
+            choices = recorded_choices(variant.routing_path, spec)
+        else:
+            exponent = settings.routing_exponent if settings.routing == "skewed" else None
+            choices = drawn_choices(spec, exponent=exponent, seed=settings.seed)
+        target = with_choices(target, choices)
+    if variant.engine.collective_us:
+        target = with_collectives(target, variant.engine.collective_us)
+    return target
+
+
 def _forward(
-    plan: RungPlan, faults: frozenset[Fault], held: Held, capacity: int, widths: list[int], *, overlap: bool
+    plan: RungPlan,
+    faults: frozenset[Fault],
+    held: Held,
+    capacity: int,
+    widths: list[int],
+    *,
+    overlap: bool,
+    fp8: frozenset[TensorClass],
 ) -> Forward:
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
         from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
 
-        return PersistentForward(target, held.packed, capacity)
+        # fit.py lets only MXFP4 through.
+        return PersistentForward(target, [part for part in held.packed if isinstance(part, PackedExperts)], capacity)
     if not plan.kernels and "w4a8" in faults:
         target = narrow_activations(target)
     if "w4a4" in faults:
@@ -87,6 +116,8 @@ def _forward(
         slots,
         sms=_multiprocessors(target.device),
         overlap=overlap,
+        fp8=fp8,
+        blocks=held.blocks,
         faults=FusedFaults(
             small_kernels="small-kernels" in faults,
             low_split="low-split" in faults,

@@ -7,10 +7,13 @@ from torch import Tensor
 
 from workbench.decode.experts import ALPHA, LIMIT, Experts
 from workbench.decode.fp8 import fake_quantize_groups
+from workbench.decode.rungs.narrow import Fp8Experts
 from workbench.decode.rungs.packed import PackedExperts, bias_rows
 from workbench.decode.rungs.products import Cut
+from workbench.decode.rungs.random_model import HeldExperts
 from workbench.decode.spec import Activation
-from workbench.kernels import bf16_experts, mxfp4_experts
+from workbench.kernels import bf16_experts, fp8_experts, mxfp4_experts
+from workbench.kernels.live_quant import quantise
 from workbench.kernels.mxfp4_experts import ExpertConfig, Half
 from workbench.kernels.skinny_gemm import SkinnyConfig
 from workbench.kernels.workspace import Workspace
@@ -115,8 +118,35 @@ class Bf16Pass:
         return replace(bf16_experts.default_config(rows, columns), registers=self.cut.registers)
 
 
-def expert_pass(ffn: Experts, packed: PackedExperts | None, cut: Cut, *, narrow: bool) -> ExpertPass:
+@dataclass(frozen=True, slots=True)
+class Fp8Pass:
+    """Block FP8 experts; both inputs are rounded to FP8 by groups of 128 in launches of their own."""
+
+    held: Fp8Experts
+    cut: Cut
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor, residual: Tensor, workspace: Workspace) -> None:
+        """Four launches: quantise, gate-up with activation, quantise, down with combine."""
+        up, lower = self.held.gate_up, self.held.down
+        q, scales = quantise(x, power_of_2_scales=True)
+        hidden = fp8_experts.gate_up(
+            q, scales, ids, up.values, up.scales, config=self._config(up.values.shape[1] // 2, up.values.shape[2]),
+            overlap=self.cut.overlap,
+        )  # fmt: skip
+        q, scales = quantise(hidden.flatten(0, 1), power_of_2_scales=True)
+        fp8_experts.down(
+            q, scales, ids, weights, lower.values, lower.scales, base=residual, out=residual, workspace=workspace,
+            config=self._config(*lower.values.shape[1:]), overlap=self.cut.overlap,
+        )  # fmt: skip
+
+    def _config(self, rows: int, columns: int) -> SkinnyConfig:
+        return replace(fp8_experts.default_config(rows, columns), registers=self.cut.registers)
+
+
+def expert_pass(ffn: Experts, packed: HeldExperts | None, cut: Cut, *, narrow: bool) -> ExpertPass:
     """Return the pass over one layer's experts: ``packed`` ones, else ``ffn``'s own."""
+    if isinstance(packed, Fp8Experts):
+        return Fp8Pass(packed, cut)
     if packed is not None:
         return Mxfp4Pass(packed, ffn.shape.activation, cut, narrow)
     return Bf16Pass(

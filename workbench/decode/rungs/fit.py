@@ -8,9 +8,10 @@ import torch
 
 from workbench.decode.precision import Policy, TensorClass, load_policy
 from workbench.decode.presets import load_preset
+from workbench.decode.rank import rank_slice
 from workbench.decode.rungs.faults import check_faults
-from workbench.decode.rungs.plan import FP8_CLASSES, MAX_WIDTH, PLANS
-from workbench.decode.spec import GQA, ModelSpec
+from workbench.decode.rungs.plan import MAX_WIDTH, PLANS
+from workbench.decode.spec import GQA, MLA, ModelSpec
 from workbench.decode.tensors import target_weights
 from workbench.errors import InputError, UnfitError
 from workbench.scenario import Variant
@@ -31,8 +32,18 @@ def check_variants(variants: Sequence[Variant]) -> None:
 
 
 def variant_spec(variant: Variant) -> ModelSpec:
-    """Return the model that ``variant`` names."""
+    """Return what ``variant`` runs: the model that it names, or one rank's slice of it."""
+    return rank_slice(load_shape(variant), variant.model.tp)
+
+
+def load_shape(variant: Variant) -> ModelSpec:
+    """Return the whole model that ``variant`` names."""
     return load_preset(str(variant.shape_path or variant.model.preset))
+
+
+def stays_packed(variant: Variant) -> bool:
+    """Whether routed experts stay in their stored format: on packed rungs, and where only chosen ones are expanded."""
+    return PLANS[variant.engine.rung].packed or variant.precision.expand == "step"
 
 
 def resolve_device(name: str, where: str) -> torch.device:
@@ -73,17 +84,11 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         raise InputError(f"{where}: engine.overlap: rung {rung!r} launches no kernels of its own", hint="leave it out")
     if variant.engine.overlap and plan.persistent:
         raise InputError(f"{where}: engine.overlap: rung {rung!r} is one launch a step", hint="leave it out")
-    if plan.packed and (spec.moe is None or policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4"):
-        held = "none" if spec.moe is None else policy.of(TensorClass.ROUTED_EXPERTS).name
+    _check_experts(variant, spec, policy, where)
+    cls = TensorClass.QKV_A if isinstance(spec.attention, MLA) else TensorClass.QKV
+    if plan.dense != "bf16" and policy.of(cls).name != "fp8":
         raise InputError(
-            f"{where}: precision.policy: rung {rung!r} needs routed experts in mxfp4, {policy.name!r} of {spec.name} "
-            f"has {held}",
-            hint="use mxfp4-experts or mxfp4-experts-fp8",
-        )
-    if plan.dense != "bf16" and any(policy.of(cls).name != "fp8" for cls in FP8_CLASSES):
-        raise InputError(
-            f"{where}: precision.policy: rung {rung!r} needs qkv and o_proj in fp8, {policy.name!r} has "
-            f"{policy.of(TensorClass.QKV).name} and {policy.of(TensorClass.O_PROJ).name}",
+            f"{where}: precision.policy: rung {rung!r} needs {cls} in fp8, {policy.name!r} has {policy.of(cls).name}",
             hint="use mxfp4-experts-fp8",
         )
     if "w4a8" in variant.engine.faults and policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4":
@@ -96,6 +101,35 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         raise InputError(f"{where}: drafter.kind: rung 'persistent' runs one token a step", hint="use kind 'none'")
     if plan.kernels:
         _check_kernels(spec, variant.drafter.width, where)
+
+
+def _check_experts(variant: Variant, spec: ModelSpec, policy: Policy, where: str) -> None:
+    """Raise InputError where the rung cannot hold the routed experts in the policy's format."""
+    plan, rung = PLANS[variant.engine.rung], variant.engine.rung
+    held = "none" if spec.moe is None else policy.of(TensorClass.ROUTED_EXPERTS).name
+    if plan.packed and held not in plan.experts:
+        raise InputError(
+            f"{where}: precision.policy: rung {rung!r} needs routed experts in {' or '.join(plan.experts)}, "
+            f"{policy.name!r} of {spec.name} has {held}",
+            hint="use mxfp4-experts or mxfp4-experts-fp8",
+        )
+    if not stays_packed(variant):
+        return
+    if variant.precision.expand == "step" and not plan.packed and held not in ("mxfp4", "fp8"):
+        raise InputError(f"{where}: precision.expand: 'step' needs routed experts in mxfp4 or fp8, they are {held}")
+    if plan.kernels and not plan.packed and held != "fp8":
+        raise InputError(
+            f"{where}: precision.expand: rung {rung!r} multiplies bf16 or fp8 experts, not {held}",
+            hint="use rung 'fp4'",
+        )
+    assert spec.moe is not None  # noqa: S101 - held is not none
+    if held == "fp8" and (spec.moe.inter % 128 or spec.hidden % 128 or spec.moe.bias):
+        raise InputError(
+            f"{where}: {spec.name}: fp8 experts need hidden and moe.inter in multiples of 128 and no bias, they are "
+            f"{spec.hidden} and {spec.moe.inter}"
+        )
+    if variant.engine.faults and held == "fp8" and "w4a8" in variant.engine.faults:
+        raise InputError(f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4")
 
 
 def _check_persistent(spec: ModelSpec, where: str) -> None:
@@ -120,8 +154,11 @@ def _check_kernels(spec: ModelSpec, width: int, where: str) -> None:
         if value % 64:
             raise InputError(f"{where}: {spec.name}: {name}: {value} is not a multiple of 64, as the kernels need")
     for shape in {spec.mixer_spec(layer) for layer in range(spec.layers)}:
+        if isinstance(shape, MLA):
+            _check_mla(spec, shape, where)
+            continue
         if not isinstance(shape, GQA):
-            raise InputError(f"{where}: {spec.name}: attention: the kernel rungs run grouped-query attention only")
+            raise InputError(f"{where}: {spec.name}: attention: the kernel rungs run gqa and mla only")
         if shape.heads * shape.v_dim % 64:
             raise InputError(
                 f"{where}: {spec.name}: attention: heads * v_dim = {shape.heads * shape.v_dim} is not a multiple of "
@@ -139,6 +176,21 @@ def _check_kernels(spec: ModelSpec, width: int, where: str) -> None:
             )
 
 
+def _check_mla(spec: ModelSpec, shape: MLA, where: str) -> None:
+    powers = {"kv_lora": shape.kv_lora, "rope_dim": shape.rope_dim}
+    if shape.indexer is not None:
+        powers["indexer.dim"] = shape.indexer.dim
+    for name, size in powers.items():
+        if size < 16 or size > 512 or size & (size - 1):
+            raise InputError(f"{where}: {spec.name}: attention.{name}: {size} is no power of two from 16 to 512")
+    for name, size in (("nope_dim", shape.nope_dim), ("v_dim", shape.v_dim)):
+        if size % 16:
+            raise InputError(f"{where}: {spec.name}: attention.{name}: {size} is not a multiple of 16")
+    for name, size in (("q_lora", shape.q_lora), ("heads * v_dim", shape.heads * shape.v_dim)):
+        if size % 64:
+            raise InputError(f"{where}: {spec.name}: attention: {name} = {size} is not a multiple of 64")
+
+
 def held_bytes(spec: ModelSpec, held: Policy) -> Counter[TensorClass]:
     """Return the bytes that the target's weights take in the formats of ``held``, class by class."""
     total: Counter[TensorClass] = Counter()
@@ -149,32 +201,46 @@ def held_bytes(spec: ModelSpec, held: Policy) -> Counter[TensorClass]:
 
 
 def _check_memory(variants: Sequence[Variant]) -> None:
-    """Raise UnfitError naming the largest tensor class where the distinct sets of weights exceed what is free."""
+    """Raise UnfitError naming the largest tensor class where the distinct sets of weights exceed what is free.
+
+    Sets are shared as the store shares them (store.py): one for each way to hold the experts, and beside it, once,
+    the block FP8 forms that livequant rungs multiply. The persistent rung has a layout of its own: it holds all anew.
+    """
     needed: dict[str, Counter[str]] = {"cpu": Counter(), "cuda": Counter()}
     seen: set[tuple[object, ...]] = set()
     for variant in variants:
         spec, where = variant_spec(variant), f"variant {variant.name!r}"
         plan, device = PLANS[variant.engine.rung], resolve_device(variant.engine.device, where)
         policy, base = load_policy(variant.precision.policy, shipped=spec.shipped), base_format(device)
-        held = plan.held(policy, base)
-        form = (plan.packed, plan.dense, plan.persistent)
-        key = (spec, variant.model.weights, variant.model.seed, policy.name, device.type, form)
-        if key in seen:
-            continue
-        seen.add(key)
+        packed, live = stays_packed(variant), plan.fp8(policy)
+        key = (spec, variant.model.weights, variant.model.seed, policy.name, device.type, packed)
         bytes_of = needed[device.type]
-        for cls, size in held_bytes(spec, held).items():
-            bytes_of[f"{cls} in {held.of(cls).name}"] += size
+        parts = [((*key, "weights"), PLANS["eager"].held(policy, base, packed=packed), frozenset(TensorClass))]
+        if live:
+            parts.append(((*key, live), Policy("live", dict.fromkeys(live, "fp8")), live))
+        if plan.persistent:
+            parts.append(((*key, "persistent"), plan.held(policy, base), frozenset(TensorClass)))
+        for part, held, classes in parts:
+            if part not in seen:
+                seen.add(part)
+                for cls, size in held_bytes(spec, held).items():
+                    if cls in classes:
+                        bytes_of[f"{cls} in {held.of(cls).name}"] += size
         free = free_bytes(device)
         if bytes_of.total() > free:
             name, size = bytes_of.most_common(1)[0]
             raise UnfitError(
                 f"{where}: rung {variant.engine.rung!r} of {spec.name}: {size} bytes of {name}, {bytes_of.total()} "
                 f"with all else that the run holds, exceed the {free} bytes free on the {device.type}",
-                hint=""
-                if plan.packed or spec.moe is None
-                else f"rung 'fp4' keeps the experts packed, {_packed(spec)} bytes",
+                hint="" if packed or spec.moe is None else _packed_hint(spec, policy),
             )
+
+
+def _packed_hint(spec: ModelSpec, policy: Policy) -> str:
+    if policy.of(TensorClass.ROUTED_EXPERTS).name == "fp8":
+        size = held_bytes(spec, policy)[TensorClass.ROUTED_EXPERTS]
+        return f"precision.expand = 'step' keeps them as stored, {size} bytes"
+    return f"rung 'fp4' keeps the experts packed, {_packed(spec)} bytes"
 
 
 def _packed(spec: ModelSpec) -> int:

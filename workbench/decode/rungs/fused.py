@@ -1,38 +1,36 @@
-"""The kernel step: a layer in eight launches, the products and experts as the rung's plan says.
+"""The kernel step: a layer in eight launches (MLA: eleven), the products and experts as the rung's plan says.
 
-Per layer: norm, QKV product, rotary embedding with the cache write, attention, output product, norm with the residual
-add, router, experts (two). Everything is bfloat16 with float32 sums; logits leave the head in float32.
+Per layer: norm, attention (attend.py), output product, norm with the residual add, router, experts (two), and three for
+a shared expert (feed.py). Everything is bfloat16 with float32 sums; logits leave the head in float32.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.decode.attention import Attention
+from workbench.decode.cache import cache_shape
 from workbench.decode.experts import Experts
-from workbench.decode.layers import RMSNorm, rope_table
+from workbench.decode.layers import SwiGLU, rope_table
+from workbench.decode.mla import LatentAttention
 from workbench.decode.model import Block, Target
+from workbench.decode.precision import TensorClass
 from workbench.decode.rungs import small_ops
-from workbench.decode.rungs.expert_pass import ExpertPass, expert_pass
-from workbench.decode.rungs.merging import merged
-from workbench.decode.rungs.packed import PackedExperts
-from workbench.decode.rungs.plan import RungPlan
-from workbench.decode.rungs.products import Bf16Product, Cut, Product, live_fp8
+from workbench.decode.rungs.attend import Attend, AttendSettings, GqaAttend, MlaAttend, slabs
+from workbench.decode.rungs.expert_pass import expert_pass
+from workbench.decode.rungs.feed import DenseFeed, RoutedFeed
+from workbench.decode.rungs.merging import merged, same_input
+from workbench.decode.rungs.plan import ATTENTION_PROJECTIONS, RungPlan
+from workbench.decode.rungs.products import Bf16Product, Blocks, Cut, Product, live_fp8
+from workbench.decode.rungs.random_model import HeldExperts
 from workbench.decode.rungs.static import StepInputs
 from workbench.decode.rungs.verifiers import DecidedScores
-from workbench.decode.spec import GQA
-from workbench.kernels.attention import AttentionConfig, gqa_decode
-from workbench.kernels.attention import default_config as attention_config
 from workbench.kernels.chain_verify import verify_greedy
-from workbench.kernels.contract import power_of_2
 from workbench.kernels.lm_head import lm_head
 from workbench.kernels.rms_norm import rms_norm
-from workbench.kernels.rope import rope_write
-from workbench.kernels.router import route
-from workbench.kernels.skinny_gemm import SkinnyConfig
 from workbench.kernels.workspace import Workspace
 
 
@@ -54,21 +52,14 @@ class FusedFaults:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """One layer's weights as the kernels read them, and its cache: keys and values [KV, capacity, D]."""
+    """One layer as the kernels run it. ``exchange``: what stands in for the ranks' collectives, or nothing."""
 
-    shape: GQA
-    window: int | None
     attention_norm: Tensor
-    qkv: Product
+    attend: Attend
     out: Product
-    norms: tuple[Tensor, Tensor] | None
-    sinks: Tensor | None
     ffn_norm: Tensor
-    router: tuple[Tensor, Tensor | None] | None
-    experts: ExpertPass | None
-    dense: tuple[Product, Bf16Product] | None
-    keys: Tensor
-    values: Tensor
+    feed: DenseFeed | RoutedFeed
+    exchange: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -90,29 +81,34 @@ class FusedStep:
     def __init__(
         self,
         target: Target,
-        packed: Sequence[PackedExperts],
+        packed: Sequence[HeldExperts],
         plan: RungPlan,
         capacity: int,
         *,
         sms: int = 132,
         overlap: bool = False,
         faults: FusedFaults = FusedFaults(),
+        fp8: frozenset[TensorClass] = ATTENTION_PROJECTIONS,
+        blocks: Blocks | None = None,
     ) -> None:
         """``packed``: one entry a layer with experts where ``plan.packed``, else empty. ``sms``: multiprocessors.
 
-        ``overlap``: kernels start under their predecessor's tail (programmatic dependent launch).
+        ``overlap``: kernels start under their predecessor's tail (programmatic dependent launch). ``fp8``: the classes
+        that a livequant plan multiplies in block FP8; ``blocks`` holds their FP8 forms, shared with other rungs.
         """
         self.layers = target.spec.layers
         self._target, self._faults = target, faults
         self._cut = Cut(sms, plan.split and not faults.low_split, faults.registers, overlap)
-        shape = target.spec.attention
-        assert isinstance(shape, GQA)  # noqa: S101 - checked when the target was built
-        table = rope_table(capacity, shape.qk_dim, target.spec.rope_theta, target.device)
-        self._table = torch.cat((table[0], table[1]), 1).contiguous()
+        self._fp8 = frozenset() if plan.dense == "bf16" else fp8
+        self._plan, self._blocks = plan, {} if blocks is None else blocks
+        self._settings = AttendSettings(
+            target.spec.norm_eps, overlap, faults.small_kernels, faults.low_split, faults.over_read
+        )
+        self._tables: dict[tuple[int, float], Tensor] = {}
         left = iter(packed)
         self._layers = [
-            self._layer(block, next(left) if plan.packed and isinstance(block.ffn, Experts) else None, plan, capacity)
-            for block in target.blocks
+            self._layer(index, block, next(left) if packed and isinstance(block.ffn, Experts) else None, capacity)
+            for index, block in enumerate(target.blocks)
             if isinstance(block, Block)
         ]
         self._head_weight = target.head_weight.detach()
@@ -135,29 +131,18 @@ class FusedStep:
 
     def layer(self, index: int, state: FusedState) -> None:
         """Run one layer."""
-        layer, residual, workspace = self._layers[index], state.residual, state.workspace
-        attended = self._attend(layer, self._norm(residual, layer.attention_norm), state)
-        delta = layer.out(attended.flatten(1), workspace)
+        layer, residual, workspace, kv_len = self._layers[index], state.residual, state.workspace, state.inputs.kv_len
+        attended = layer.attend(self._norm(residual, layer.attention_norm), kv_len, workspace)
+        delta = layer.out(attended, workspace)
+        layer.exchange()
         normed = self._norm(delta, layer.ffn_norm, residual)
-        if layer.experts is not None and layer.router is not None:
+        if isinstance(layer.feed, RoutedFeed):
             chosen = state.experts[state.moe_layers]
             state.moe_layers += 1
-            weight, bias = layer.router
-            config = SkinnyConfig() if self._faults.low_split else None
-            _, weights = route(
-                normed,
-                weight,
-                chosen.shape[1],
-                bias=bias,
-                ids=chosen,
-                workspace=workspace,
-                config=config,
-                overlap=self._cut.overlap,
-            )
-            layer.experts(normed, chosen, weights, residual, workspace)
-        elif layer.dense is not None:
-            gate, up = layer.dense[0](normed, workspace).chunk(2, -1)
-            layer.dense[1](F.silu(gate) * up, workspace, residual=residual)
+            layer.feed(normed, residual, workspace, kv_len, chosen)
+        else:
+            layer.feed(normed, residual, workspace)
+        layer.exchange()
         if index in self._target.taps:
             state.taps[:, state.tapped].copy_(residual)
             state.tapped += 1
@@ -190,36 +175,7 @@ class FusedStep:
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
         """Every layer's slabs."""
-        return [(layer.keys, layer.values) for layer in self._layers]
-
-    def _attend(self, layer: FusedLayer, normed: Tensor, state: FusedState) -> Tensor:
-        qkv = layer.qkv(normed, state.workspace)
-        eps, kv_len = self._target.spec.norm_eps, state.inputs.kv_len
-        if self._faults.small_kernels:
-            q = small_ops.rope_write(
-                qkv, self._table, kv_len, layer.keys, layer.values, heads=layer.shape.heads, norms=layer.norms, eps=eps
-            )
-        else:
-            q_norm, k_norm = layer.norms or (None, None)
-            q = rope_write(
-                qkv, self._table, kv_len, layer.keys, layer.values, heads=layer.shape.heads, q_norm=q_norm,
-                k_norm=k_norm, eps=eps, overlap=self._cut.overlap,
-            )  # fmt: skip
-        keys, values = layer.keys, layer.values
-        if self._faults.over_read:
-            keys, values = keys.clone(), values.clone()
-        return gqa_decode(
-            q,
-            keys,
-            values,
-            kv_len,
-            scale=layer.shape.qk_dim**-0.5,
-            window=layer.window,
-            sinks=layer.sinks,
-            workspace=state.workspace,
-            config=_unsplit(q, layer.shape) if self._faults.low_split else None,
-            overlap=self._cut.overlap,
-        )
+        return [(layer.attend.keys, layer.attend.values) for layer in self._layers]
 
     def _norm(self, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Tensor:
         eps = self._target.spec.norm_eps
@@ -227,52 +183,49 @@ class FusedStep:
             return small_ops.rms_norm(x, weight, eps, residual)
         return rms_norm(x, weight, eps=eps, residual=residual, overlap=self._cut.overlap)
 
-    def _layer(self, block: Block, packed: PackedExperts | None, plan: RungPlan, capacity: int) -> FusedLayer:
-        attention, ffn = block.attention, block.ffn
-        shape, target = attention.shape, self._target
-        slab = (shape.kv_heads, capacity)
-        router = experts = dense = None
-        if isinstance(ffn, Experts):
-            bias = ffn.router.bias
-            router = (ffn.router.weight.detach(), None if bias is None else bias.detach())
-            experts = expert_pass(ffn, packed, self._cut, narrow=self._faults.narrow)
-        else:
-            dense = (self._bf16(ffn.gate_up), self._bf16(ffn.down))
+    def _layer(self, index: int, block: Block, packed: HeldExperts | None, capacity: int) -> FusedLayer:
         return FusedLayer(
-            shape=shape,
-            window=attention.window,
             attention_norm=block.attention_norm.weight.detach(),
-            qkv=self._product(plan, attention.q, attention.k, attention.v),
-            out=self._product(plan, attention.o),
-            norms=_qk_norms(attention),
-            sinks=None if attention.sinks is None else attention.sinks.detach(),
+            attend=self._attend(index, block.attention, capacity),
+            out=self._product(TensorClass.O_PROJ, block.attention.o),
             ffn_norm=block.ffn_norm.weight.detach(),
-            router=router,
-            experts=experts,
-            dense=dense,
-            keys=torch.zeros(*slab, shape.qk_dim, dtype=torch.bfloat16, device=target.device),
-            values=torch.zeros(*slab, shape.v_dim, dtype=torch.bfloat16, device=target.device),
+            feed=self._feed(block.ffn, packed),
+            exchange=block.exchange,
         )
 
-    def _product(self, plan: RungPlan, *parts: torch.nn.Linear) -> Product:
+    def _attend(self, index: int, attention: Attention | LatentAttention, capacity: int) -> Attend:
+        spec, device = self._target.spec, self._target.device
+        key = spec.rope(index)
+        if key not in self._tables:
+            table = rope_table(capacity, *key, device)
+            self._tables[key] = torch.cat((table[0], table[1]), 1).contiguous()
+        keys, values = slabs(cache_shape(spec, index), capacity, device)
+        first, *rest = same_input(attention)
+        if isinstance(attention, Attention):
+            qkv = self._product(TensorClass.QKV, *first)
+            return GqaAttend(attention, qkv, self._tables[key], keys, values, self._settings)
+        low, up = self._product(TensorClass.QKV_A, *first), self._product(TensorClass.Q_B, *rest[0])
+        return MlaAttend(attention, low, up, self._tables[key], keys, values, self._settings)
+
+    def _feed(self, ffn: Experts | SwiGLU, packed: HeldExperts | None) -> DenseFeed | RoutedFeed:
+        if isinstance(ffn, SwiGLU):
+            return self._dense(TensorClass.DENSE_FFN, ffn)
+        return RoutedFeed(
+            ffn,
+            expert_pass(ffn, packed, self._cut, narrow=self._faults.narrow),
+            None if ffn.shared is None else self._dense(TensorClass.SHARED_EXPERTS, ffn.shared),
+            split=not self._faults.low_split,
+            overlap=self._cut.overlap,
+            forced=None if ffn.forced is None else ffn.forced.to(torch.int32).contiguous(),
+        )
+
+    def _dense(self, cls: TensorClass, ffn: SwiGLU) -> DenseFeed:
+        return DenseFeed(self._product(cls, ffn.gate_up), self._product(cls, ffn.down), self._cut.overlap)
+
+    def _product(self, cls: TensorClass, *parts: torch.nn.Linear) -> Product:
         weight, bias = merged(*parts)
-        if plan.dense == "bf16":
+        if cls not in self._fp8:
             return Bf16Product(weight, bias, self._cut.skinny(*weight.shape), self._cut.overlap)
-        naive = plan.dense == "fp8-naive"
-        return live_fp8(weight, bias, Cut(self._cut.sms, self._cut.split and not naive, self._cut.registers))
-
-    def _bf16(self, part: torch.nn.Linear) -> Bf16Product:
-        weight = part.weight.detach()
-        bias = None if part.bias is None else part.bias.detach()
-        return Bf16Product(weight, bias, self._cut.skinny(*weight.shape), self._cut.overlap)
-
-
-def _unsplit(q: Tensor, shape: GQA) -> AttentionConfig:
-    rows = max(16, power_of_2(len(q) * shape.heads // shape.kv_heads))
-    return replace(attention_config(rows, shape.qk_dim, shape.v_dim), splits=1)
-
-
-def _qk_norms(attention: Attention) -> tuple[Tensor, Tensor] | None:
-    if isinstance(attention.q_norm, RMSNorm) and isinstance(attention.k_norm, RMSNorm):
-        return attention.q_norm.weight.detach(), attention.k_norm.weight.detach()
-    return None
+        form = self._plan.dense
+        cut = Cut(self._cut.sms, self._cut.split and form != "fp8-naive", self._cut.registers)
+        return live_fp8(weight, bias, cut, prologue=form == "fp8-pq", blocks=self._blocks)

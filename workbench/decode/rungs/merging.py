@@ -7,17 +7,29 @@ captured earlier would go on reading the memory that they left.
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workbench.decode.attention import Attention
+from workbench.decode.mla import LatentAttention
 from workbench.decode.model import Block, Target
 
 
 def merge_projections(target: Target) -> None:
-    """Put the query, key and value weights of every layer side by side in memory."""
+    """Put the projections of every layer that read the same input side by side in memory."""
     for block in target.blocks:
-        if isinstance(block, Block) and isinstance(block.attention, Attention):
-            merged(block.attention.q, block.attention.k, block.attention.v)
+        if isinstance(block, Block):
+            for parts in same_input(block.attention):
+                merged(*parts)
+
+
+def same_input(attention: Attention | LatentAttention) -> list[tuple[nn.Linear, ...]]:
+    """Return the groups of projections that read one input: GQA has one; MLA one of the layer's input, one behind."""
+    if isinstance(attention, Attention):
+        return [(attention.q, attention.k, attention.v)]
+    indexer = attention.indexer
+    if indexer is None:
+        return [(attention.q_a, attention.kv_a), (attention.q_b,)]
+    return [(attention.q_a, attention.kv_a, indexer.wk, indexer.weights), (attention.q_b, indexer.wq_b)]
 
 
 def merged(*parts: torch.nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from workbench.decode.experts import Experts
+from workbench.decode.experts import Experts, Half
 from workbench.decode.model import Block, Target
 from workbench.decode.mxfp4 import BLOCK, MxFp4
 from workbench.kernels.mxfp4_layout import relayout
@@ -29,6 +30,11 @@ class PackedExperts:
         """Bytes of codes and scales."""
         return sum(part.nbytes for part in (*self.gate_up, *self.down))
 
+    def rows(self, half: Half, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the projections of experts ``ids`` [...], [..., N, K] in ``dtype``, gate rows first."""
+        words, scale_words = getattr(self, half)
+        return expand(words[ids.flatten()], scale_words[ids.flatten()], half, dtype).unflatten(0, ids.shape)
+
 
 def pack(gate_up: MxFp4, down: MxFp4, ffn: Experts) -> PackedExperts:
     """Re-lay out one layer; ``gate_up`` is [E, 2*inter, hidden] with all gate rows first. Biases are ``ffn``'s.
@@ -41,6 +47,44 @@ def pack(gate_up: MxFp4, down: MxFp4, ffn: Experts) -> PackedExperts:
         gate_up_bias=bias_rows(ffn.gate_up_bias, 2),
         down_bias=bias_rows(ffn.down_bias, 1),
     )
+
+
+def expand(words: Tensor, scale_words: Tensor, half: Half, dtype: torch.dtype) -> Tensor:
+    """Return the values [n, N, K] of n experts in kernel form; no step depends on the data, so a graph can hold it.
+
+    What ``mxfp4_layout.restore`` and a dequantisation do expert by expert, in one pass over all of them.
+    """
+    count, tiles, chunks, _ = words.shape
+    table, half_shifts, byte_shifts = _constants(words.device)
+    halves = words.view(count, tiles, chunks, 8, 4, 2, 2, 1) >> half_shifts
+    codes = [
+        (halves >> sign & 1) << 3 | halves >> magnitude & 7
+        for sign, magnitude in zip(SIGN_BITS, MAGNITUDE_BITS, strict=True)
+    ]
+    # (n, tile, chunk, g, c, row half, word half, e, pair = b h)
+    values = table[torch.stack(codes, -1).view(count, tiles, chunks, 8, 4, 2, 2, 2, 2, 2)]
+    exponents = scale_words.unsqueeze(-1) >> byte_shifts & 0xFF
+    # A scale byte of 0 stands for 2^-127, of which float32 bits make zero, as the kernels do.
+    scales = (exponents << 23).view(torch.float32).view(count, tiles, chunks, 8, 2, 2)
+    # to (n, [row half,] tile, [row half,] g, chunk, b, c, h, word half, e); gate and up are the halves of a tile
+    rows = (0, 5, 1, 3) if half == "gate_up" else (0, 1, 5, 3)
+    values = values.permute(*rows, 2, 8, 4, 9, 6, 7)
+    scales = scales.permute(*((0, 5, 1, 3) if half == "gate_up" else (0, 1, 5, 3)), 2, 4)
+    return (values * scales[..., None, None, None, None]).to(dtype).reshape(count, tiles * 16, chunks * 64)
+
+
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the values by code and the two lists of shifts: made once, since a graph must not copy from the host."""
+    shifts = (torch.tensor(bits, dtype=torch.int32, device=device) for bits in ((0, 16), (0, 8, 16, 24)))
+    return torch.tensor(MAGNITUDES, dtype=torch.float32, device=device), *shifts
+
+
+MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""E2M1 by code."""
+
+SIGN_BITS, MAGNITUDE_BITS = (15, 12, 14, 13), (6, 3, 0, 9)
+"""Where the four pairs of a kernel word keep sign and magnitude (workbench/kernels/mxfp4_layout.py)."""
 
 
 def _grouped(q: MxFp4) -> tuple[Tensor, Tensor]:

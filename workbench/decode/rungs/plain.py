@@ -9,21 +9,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from workbench.decode.cache import LayerCache
+from workbench.decode.cache import KVCache
 from workbench.decode.experts import Experts
 from workbench.decode.layers import rope_table
 from workbench.decode.model import Block, Scores, Target
 from workbench.decode.rungs.static import StepInputs
-from workbench.decode.spec import GQA
 
 
 @dataclass(slots=True)
 class PlainState:
-    """A step under way: ``x`` [1, T, hidden], ``rope`` [2, T, qk_dim/2], ``positions`` int64 [T], masks by window."""
+    """A step under way: ``x`` [1, T, hidden], ``positions`` int64 [T], rotary tables [2, T, rot/2], masks by window."""
 
     x: Tensor
-    rope: Tensor
     positions: Tensor
+    ropes: dict[tuple[int, float], Tensor]
     masks: dict[int | None, Tensor]
     taps: list[Tensor] = field(default_factory=list)
     experts: list[Tensor] = field(default_factory=list)
@@ -33,13 +32,14 @@ class PlainStep:
     """``target``'s forward over a cache of ``capacity`` positions of its own. Any dtype, CPU or CUDA."""
 
     def __init__(self, target: Target, capacity: int) -> None:
-        self.layers = target.spec.layers
+        spec = target.spec
+        self.layers = spec.layers
         self._target, self._capacity = target, capacity
-        shape = target.spec.attention
-        assert isinstance(shape, GQA)  # noqa: S101 - checked when the target was built
-        self._rope = rope_table(capacity, shape.qk_dim, target.spec.rope_theta, target.device)
+        self._ropes = {
+            key: rope_table(capacity, *key, target.device) for key in {spec.rope(layer) for layer in range(spec.layers)}
+        }
         self._blocks = [block for block in target.blocks if isinstance(block, Block)]
-        self._caches = [_slab(block, capacity, target) for block in self._blocks]
+        self._caches = KVCache(spec, capacity, device=target.device, dtype=target.dtype).layers
 
     def begin(self, inputs: StepInputs) -> PlainState:
         """Embed the tokens, and make one mask for each window."""
@@ -51,25 +51,26 @@ class PlainStep:
         for window in dict.fromkeys(block.attention.window for block in self._blocks):
             seen = column <= row
             masks[window] = seen if window is None else seen & (column > row - window)
-        rope = self._rope.index_select(1, positions)
-        return PlainState(self._target.embed(inputs.tokens)[None], rope, positions, masks)
+        ropes = {key: table.index_select(1, positions) for key, table in self._ropes.items()}
+        return PlainState(self._target.embed(inputs.tokens)[None], positions, ropes, masks)
 
     def layer(self, index: int, state: PlainState) -> None:
         """Run one layer."""
         block, cache = self._blocks[index], self._caches[index]
-        attention, normed = block.attention, block.attention_norm(state.x)
-        keys, values = attention.keys_values(normed, state.rope)
-        cache.keys.index_copy_(2, state.positions, keys.transpose(1, 2))
-        cache.values.index_copy_(2, state.positions, values.transpose(1, 2))
-        mask = state.masks[attention.window]
-        x = state.x + attention.attend(attention.queries(normed, state.rope), cache.keys, cache.values, mask)
+        attention, rope = block.attention, state.ropes[self._target.spec.rope(index)]
+        attended = attention.fixed(
+            block.attention_norm(state.x), rope, cache, state.positions, state.masks[attention.window]
+        )
+        block.exchange()
+        x = state.x + attended
         normed = block.ffn_norm(x)
         if isinstance(block.ffn, Experts):
-            out, indices = block.ffn.gathered(normed[0])
+            out, indices = block.ffn.gathered(normed[0], state.positions)
             state.x = x + out[None]
             state.experts.append(indices)
         else:
             state.x = x + block.ffn(normed)
+        block.exchange()
         if index in self._target.taps:
             state.taps.append(state.x)
 
@@ -88,10 +89,3 @@ class PlainStep:
     def caches(self) -> list[tuple[Tensor, Tensor]]:
         """Every layer's slabs."""
         return [(cache.keys[0], cache.values[0]) for cache in self._caches]
-
-
-def _slab(block: Block, capacity: int, target: Target) -> LayerCache:
-    shape = block.attention.shape
-    keys = torch.zeros(1, shape.kv_heads, capacity, shape.qk_dim, device=target.device, dtype=target.dtype)
-    values = torch.zeros(1, shape.kv_heads, capacity, shape.v_dim, device=target.device, dtype=target.dtype)
-    return LayerCache(keys, values)

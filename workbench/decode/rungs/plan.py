@@ -8,10 +8,25 @@ from typing import Literal
 from workbench.decode.precision import Policy, TensorClass
 from workbench.scenario import Rung
 
-DenseForm = Literal["bf16", "fp8-naive", "fp8-fused"]
+DenseForm = Literal["bf16", "fp8-naive", "fp8-fused", "fp8-pq"]
 
-FP8_CLASSES = frozenset({TensorClass.QKV, TensorClass.O_PROJ})
-"""What the livequant rungs multiply in block FP8: the attention projections. Head and router stay bfloat16."""
+LIVE_CLASSES = frozenset(
+    {
+        TensorClass.QKV,
+        TensorClass.QKV_A,
+        TensorClass.Q_B,
+        TensorClass.O_PROJ,
+        TensorClass.INDEXER,
+        TensorClass.INDEXER_KEY,
+        TensorClass.SHARED_EXPERTS,
+        TensorClass.DENSE_FFN,
+    }
+)
+"""What the livequant rungs multiply in block FP8 where the policy stores it so. Head and router stay bfloat16, and the
+halves of MLA's ``kv_b``, which are absorbed."""
+
+ATTENTION_PROJECTIONS = frozenset({TensorClass.QKV, TensorClass.QKV_A, TensorClass.Q_B, TensorClass.O_PROJ})
+"""The least that a livequant rung multiplies in FP8."""
 
 MAX_WIDTH = 16
 """Most tokens one step of the kernel rungs scores."""
@@ -22,9 +37,10 @@ class RungPlan:
     """One engine configuration.
 
     ``graph``: shapes are fixed and the step is a CUDA graph. ``kernels``: norms, rotary embedding, attention, router,
-    experts and head are the Triton kernels of workbench/kernels. ``packed``: routed experts stay in MXFP4; otherwise
-    they are expanded to bfloat16 at load. ``dense``: how the attention projections multiply. ``split``: Split-K where
-    a product has fewer programs than the card can hold. ``persistent``: one launch a step, of one token.
+    experts and head are the Triton kernels of workbench/kernels. ``packed``: routed experts stay as they are stored
+    (MXFP4, or FP8 where ``experts`` allows it); otherwise they are expanded to bfloat16 at load. ``dense``: how the
+    projections multiply. ``split``: Split-K where a product has fewer programs than the card can hold.
+    ``persistent``: one launch a step, of one token. ``experts``: stored formats that a packed rung takes.
     """
 
     graph: bool = True
@@ -33,22 +49,29 @@ class RungPlan:
     dense: DenseForm = "bf16"
     split: bool = False
     persistent: bool = False
+    experts: tuple[str, ...] = ("mxfp4", "fp8")
 
     @property
     def needs_gpu(self) -> bool:
         """Whether a scenario can only run it on an NVIDIA GPU."""
         return self.graph or self.persistent
 
-    def held(self, stored: Policy, base: str) -> Policy:
+    def fp8(self, stored: Policy) -> frozenset[TensorClass]:
+        """Return the classes that this rung multiplies in block FP8, kept as ``stored`` on disk."""
+        if self.dense == "bf16":
+            return frozenset()
+        return frozenset(cls for cls in LIVE_CLASSES if stored.of(cls).name == "fp8")
+
+    def held(self, stored: Policy, base: str, *, packed: bool | None = None) -> Policy:
         """Return in which format each tensor class is held and read, kept as ``stored`` on disk.
 
-        ``base`` (``bf16`` or ``fp32``) is what the engine computes in and expands everything else to.
+        ``base`` (``bf16`` or ``fp32``) is what the engine computes in and expands everything else to. ``packed``:
+        whether routed experts stay as stored (default: what the rung does by itself).
         """
         formats: dict[TensorClass, str] = {}
-        if self.packed:
+        if self.packed if packed is None else packed:
             formats[TensorClass.ROUTED_EXPERTS] = stored.of(TensorClass.ROUTED_EXPERTS).name
-        if self.dense != "bf16":
-            formats |= {cls: stored.of(cls).name for cls in FP8_CLASSES}
+        formats |= dict.fromkeys(self.fp8(stored), "fp8")
         return Policy(f"{stored.name} as held", formats, default=base)
 
 
@@ -57,11 +80,12 @@ PLANS: Mapping[Rung, RungPlan] = MappingProxyType(
         "eager": RungPlan(graph=False, kernels=False),
         "graph": RungPlan(kernels=False),
         "fused": RungPlan(),
-        "fp4": RungPlan(packed=True),
+        "fp4": RungPlan(packed=True, experts=("mxfp4",)),
         "splitk": RungPlan(packed=True, split=True),
         "livequant-naive": RungPlan(packed=True, split=True, dense="fp8-naive"),
         "livequant-fused": RungPlan(packed=True, split=True, dense="fp8-fused"),
-        "persistent": RungPlan(graph=False, packed=True, persistent=True),
+        "livequant-pq": RungPlan(packed=True, split=True, dense="fp8-pq"),
+        "persistent": RungPlan(graph=False, packed=True, persistent=True, experts=("mxfp4",)),
     }
 )
 """The ladder, from the slowest rung to the fastest."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.decode.fp8 import BLOCK, Fp8, quantize_blocks
-from workbench.kernels.live_quant import FusedConfig, live_quant_gemm
+from workbench.kernels.live_quant import Form, FusedConfig, live_quant_gemm
 from workbench.kernels.live_quant import default_split as live_split
 from workbench.kernels.skinny_gemm import SkinnyConfig, default_config, skinny_bf16
 from workbench.kernels.skinny_products import CHUNK_BF16
@@ -17,8 +17,8 @@ from workbench.kernels.workspace import Workspace
 class Product(Protocol):
     """``x @ W.T`` plus a bias, for 1 to 16 tokens."""
 
-    def __call__(self, x: Tensor, workspace: Workspace) -> Tensor:
-        """Return [T, N] of ``x`` bfloat16 [T, K]."""
+    def __call__(self, x: Tensor, workspace: Workspace, *, residual: Tensor | None = None) -> Tensor:
+        """Return [T, N] of ``x`` bfloat16 [T, K]; with ``residual`` [T, N], add it and leave the sum there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,9 @@ class Bf16Product:
 class LiveFp8Product:
     """Block FP8 weights; activations are quantised inside the product, in groups of 128 columns.
 
-    ``split`` programs share K: 1 is the naive fusion, more hides one program's quantisation behind the others' loads.
-    A K that is no multiple of 128 is padded with zeros; the activation is then copied into a padded buffer first.
+    ``split`` programs share K: 1 is the naive fusion, more hides one program's quantisation behind the others' loads;
+    0 quantises in the prologue (kernels/pq_gemm.py). A K that is no multiple of 128 is padded with zeros; the
+    activation is then copied into a padded buffer first.
     """
 
     weight: Fp8
@@ -77,17 +78,19 @@ class LiveFp8Product:
     split: int
     _padded: dict[int, Tensor] = field(default_factory=dict)
 
-    def __call__(self, x: Tensor, workspace: Workspace) -> Tensor:
-        """Return the product."""
+    def __call__(self, x: Tensor, workspace: Workspace, *, residual: Tensor | None = None) -> Tensor:
+        """Return the product; with ``residual`` [T, N], add it and leave the sum there."""
         return live_quant_gemm(
             self._pad(x),
             self.weight.values,
             self.weight.scales,
-            form="naive" if self.split == 1 else "fused",
+            form=_FORMS.get(self.split, "fused"),
             power_of_2_scales=True,
             bias=self.bias,
+            residual=residual,
+            out=residual,
             workspace=workspace,
-            config=FusedConfig(split=self.split),
+            config=FusedConfig(split=self.split) if self.split else None,
         )
 
     def _pad(self, x: Tensor) -> Tensor:
@@ -100,9 +103,21 @@ class LiveFp8Product:
         return self._padded[tokens]
 
 
-def live_fp8(weight: Tensor, bias: Tensor | None, cut: Cut) -> LiveFp8Product:
-    """Quantise ``weight`` bfloat16 [N, K] to block FP8 and wrap it."""
+_FORMS: dict[int, Form] = {0: "pq", 1: "naive"}
+
+Blocks = dict[tuple[int, tuple[int, ...]], Fp8]
+"""Block FP8 forms of weights that are also held wider, by address and shape: made once, shared by the rungs."""
+
+
+def live_fp8(
+    weight: Tensor, bias: Tensor | None, cut: Cut, *, prologue: bool = False, blocks: Blocks | None = None
+) -> LiveFp8Product:
+    """Quantise ``weight`` bfloat16 [N, K] to block FP8, or find it in ``blocks``, and wrap it."""
     rows, columns = weight.shape
-    padded = F.pad(weight, (0, -columns % BLOCK))
-    split = live_split(rows, padded.shape[1] // BLOCK, FusedConfig().block, cut.sms) if cut.split else 1
-    return LiveFp8Product(quantize_blocks(padded), bias, columns, split)
+    padded = columns + -columns % BLOCK
+    split = live_split(rows, padded // BLOCK, FusedConfig().block, cut.sms) if cut.split else 1
+    key = (weight.data_ptr(), tuple(weight.shape))
+    blocks = {} if blocks is None else blocks
+    if key not in blocks:
+        blocks[key] = quantize_blocks(F.pad(weight, (0, padded - columns)))
+    return LiveFp8Product(blocks[key], bias, columns, 0 if prologue else split)

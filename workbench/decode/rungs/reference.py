@@ -4,9 +4,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from workbench.decode.attention import Attention
+from workbench.decode.experts import Experts
 from workbench.decode.fp8 import BLOCK, fake_quantize_groups
 from workbench.decode.model import Target
+from workbench.decode.precision import TensorClass
+from workbench.decode.rungs.plan import ATTENTION_PROJECTIONS
+from workbench.decode.rungs.random_model import matrix_class
 from workbench.decode.rungs.twin import twin
 
 
@@ -20,13 +23,22 @@ class LiveQuantLinear(nn.Linear):
         return super().forward(rounded)
 
 
-def live_quant_twin(target: Target) -> Target:
-    """Return a twin of ``target`` whose attention projections round their inputs; its weights must be FP8 already."""
+def live_quant_twin(target: Target, classes: frozenset[TensorClass] = ATTENTION_PROJECTIONS) -> Target:
+    """Return a twin of ``target`` whose products of ``classes`` round their inputs; its weights must be FP8 already."""
+    other = twin(target)
+    for name, module in list(other.named_modules()):
+        if isinstance(module, nn.Linear) and matrix_class(f"{name}.weight") in classes:
+            path, _, leaf = name.rpartition(".")
+            setattr(other.get_submodule(path), leaf, _rounding(module))
+    return other
+
+
+def fp8_experts_twin(target: Target) -> Target:
+    """Return a twin whose routed experts round what they multiply to FP8 by groups of 128, as the FP8 kernels do."""
     other = twin(target)
     for module in other.modules():
-        if isinstance(module, Attention):
-            for name in ("q", "k", "v", "o"):
-                setattr(module, name, _rounding(getattr(module, name)))
+        if isinstance(module, Experts):
+            module.quantize_activations, module.activation_group = True, BLOCK
     return other
 
 

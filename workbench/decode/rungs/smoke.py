@@ -5,6 +5,10 @@ numbers and the same context. A rung passes if most rows chose the eager rung's 
 by no more than its tolerance. Times are of steps back to back, launch gaps included, the head and all; ``of the roof``
 is the bytes that the rung holds and must read, over the time, over the read bandwidth measured first.
 
+``--tp 8`` runs the slice that one of eight ranks holds (GLM-5.2, MiMo): experts are then chosen from a drawn table, so
+that every row can be compared, FP8 experts are checked beside MXFP4 ones where the model ships them, and Split-K runs
+once more with stand-ins for the collectives.
+
 Width 1 of every rung goes first, wider steps as far as ``--seconds`` goes; what was left out is said. Exit status 1
 where a rung failed. The table comes last; ``$OUT/rungs_smoke.json`` holds every number.
 """
@@ -14,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,16 +26,20 @@ import torch
 
 from workbench.decode.bytes import step_bytes
 from workbench.decode.model import Scores, Target
-from workbench.decode.precision import load_policy
+from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.presets import load_preset
+from workbench.decode.rank import first_layers, rank_slice
 from workbench.decode.rungs.agreement import Agreement, agreement, fill_context
+from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.fused import FusedStep
+from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.persistent import PersistentForward
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
 from workbench.decode.rungs.random_model import random_model
-from workbench.decode.rungs.reference import live_quant_twin
+from workbench.decode.rungs.reference import fp8_experts_twin, live_quant_twin
+from workbench.decode.rungs.routing import drawn_choices, with_choices
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
 from workbench.decode.spec import ModelSpec
@@ -45,6 +53,9 @@ TOLERANCE = 3e-2
 
 LIVE_TOLERANCE = 1.5e-1
 """With FP8 activations: a bfloat16 error turns some to a neighbour, 6 to 12 % away, in every layer."""
+
+RANK_TOLERANCE = 2e-1
+"""The same where every product of a layer rounds its input, and shared and routed experts do."""
 
 SAME_SHARE = 0.5
 """Share of rows that must have chosen the reference's experts; random routers have many near ties."""
@@ -65,18 +76,24 @@ class Case:
     rung: Rung
     width: int
     overlap: bool = False
+    policy: str = ""
+    collective_us: float = 0
 
     @property
     def name(self) -> str:
         """What the table calls it."""
-        return f"{self.rung}{'+overlap' if self.overlap else ''} T={self.width}"
+        more = f"{'+overlap' if self.overlap else ''}{'+collective' if self.collective_us else ''}"
+        return f"{self.rung}{more}{f' {self.policy}' if self.policy else ''} T={self.width}"
 
 
 class Weights:
-    """The smoke model in the forms that rungs hold, built when first asked for."""
+    """The smoke model in the forms that rungs hold, built when first asked for.
 
-    def __init__(self, spec: ModelSpec, device: torch.device) -> None:
-        self._spec, self._device = spec, device
+    ``choices``: the experts that every token runs, or None where the router chooses.
+    """
+
+    def __init__(self, spec: ModelSpec, device: torch.device, choices: torch.Tensor | None = None) -> None:
+        self.spec, self._device, self._choices = spec, device, choices
         self._held: dict[tuple[str, bool], Held] = {}
 
     def get(self, policy: str, *, packed: bool) -> Held:
@@ -84,31 +101,56 @@ class Weights:
         key = (policy, packed)
         if key not in self._held:
             target, experts = random_model(
-                self._spec, load_policy(policy), seed=0, device=self._device, dtype=torch.bfloat16, packed=packed
+                self.spec, load_policy(policy), seed=0, device=self._device, dtype=torch.bfloat16, packed=packed
             )
+            target = target if self._choices is None else with_choices(target, self._choices)
             self._held[key] = Held(target, None, experts)
         return self._held[key]
 
 
-def policy_of(plan: RungPlan) -> str:
-    """Return the policy whose weights ``plan`` needs."""
+def policy_of(case: Case, spec: ModelSpec) -> str:
+    """Return the policy whose weights ``case`` needs: FP8 as shipped for what is no FP4 rung of such a model."""
+    plan = PLANS[case.rung]
+    if case.policy:
+        return case.policy
+    if spec.shipped == "mimo-release":
+        return spec.shipped
+    if spec.shipped == "fp8":
+        return "mxfp4-experts-fp8" if plan.packed else "fp8"
     return "mxfp4-experts" if plan.dense == "bf16" else "mxfp4-experts-fp8"
+
+
+def stays_packed(plan: RungPlan, policy: str) -> bool:
+    """Whether the case's experts stay as stored: FP8 ones always do, MXFP4 ones on packed rungs."""
+    return plan.packed or policy == "fp8"
 
 
 def build(case: Case, weights: Weights, capacity: int) -> Forward:
     """Build the rung; on CUDA graphs are captured here."""
-    plan = PLANS[case.rung]
-    held = weights.get(policy_of(plan), packed=plan.packed)
+    plan, policy = PLANS[case.rung], policy_of(case, weights.spec)
+    held = weights.get(policy, packed=stays_packed(plan, policy))
+    if case.collective_us:
+        held = replace(held, target=with_collectives(held.target, case.collective_us))
     device = held.target.device
     if plan.persistent:
-        return PersistentForward(held.target, held.packed, capacity)
+        packed = [part for part in held.packed if isinstance(part, PackedExperts)]
+        return PersistentForward(held.target, packed, capacity)
     if not plan.graph:
         return EagerForward(held.target, capacity)
     slots = capacity + case.width
     cuda = device.type == "cuda"
     sms = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 132
     step: Any = (
-        FusedStep(held.target, held.packed, plan, slots, sms=sms, overlap=case.overlap)
+        FusedStep(
+            held.target,
+            held.packed,
+            plan,
+            slots,
+            sms=sms,
+            overlap=case.overlap,
+            fp8=plan.fp8(load_policy(policy)),
+            blocks=held.blocks,
+        )
         if plan.kernels
         else PlainStep(held.target, slots)
     )
@@ -117,9 +159,18 @@ def build(case: Case, weights: Weights, capacity: int) -> Forward:
 
 def reference(case: Case, weights: Weights) -> Target:
     """Return the eager target that computes what the rung should."""
-    plan = PLANS[case.rung]
-    target = weights.get(policy_of(plan), packed=False).target
-    return target if plan.dense == "bf16" else live_quant_twin(target)
+    plan, policy = PLANS[case.rung], policy_of(case, weights.spec)
+    target = weights.get(policy, packed=policy == "fp8").target
+    target = fp8_experts_twin(target) if plan.kernels and policy == "fp8" else target
+    return live_quant_twin(target, plan.fp8(load_policy(policy)))
+
+
+def tolerance_of(case: Case, spec: ModelSpec) -> float:
+    """Return how far the logits may be off."""
+    plan, policy = PLANS[case.rung], policy_of(case, spec)
+    if not plan.kernels or (plan.dense == "bf16" and policy != "fp8"):
+        return TOLERANCE
+    return RANK_TOLERANCE if TensorClass.SHARED_EXPERTS in plan.fp8(load_policy(policy)) else LIVE_TOLERANCE
 
 
 def time_steps(forward: Forward, tokens: torch.Tensor, steps: int) -> tuple[float, float]:
@@ -181,11 +232,11 @@ def run_case(case: Case, weights: Weights, spec: ModelSpec, context: int, steps:
         repeatable = torch.equal(first.logits, got.logits[:, : case.width])
         built = time.monotonic() - begun
         ms, spread = time_steps(forward, text[0], steps)
-    plan = PLANS[case.rung]
+    plan, policy_name = PLANS[case.rung], policy_of(case, spec)
     distinct = [float(len(set(layer.flatten().tolist()))) for layer in first.experts]
-    policy = plan.held(load_policy(policy_of(plan)), "bf16")
+    policy = plan.held(load_policy(policy_name), "bf16", packed=stays_packed(plan, policy_name))
     moved = step_bytes(spec, policy, width=case.width, context=context, distinct_experts=distinct or None).read_bytes
-    tolerance = TOLERANCE if plan.dense == "bf16" else LIVE_TOLERANCE
+    tolerance = tolerance_of(case, spec)
     return {
         "case": case.name,
         **asdict(case),
@@ -205,16 +256,26 @@ def passed(result: Agreement, tolerance: float) -> bool:
     return result.same >= SAME_SHARE * result.rows and result.error <= tolerance
 
 
-def cases(rungs: list[Rung], widths: list[int]) -> Iterator[Case]:
+def cases(rungs: list[Rung], widths: list[int], *, rank: bool = False, fp8: bool = False) -> Iterator[Case]:
     """Yield every rung at the first width, then wider; Split-K also with overlapping launches. The persistent rung is
-    last: its compiler takes longest."""
+    last: its compiler takes longest. ``rank``: a slice, which has no persistent rung but collectives; ``fp8``: the
+    model ships FP8 experts, so fused live quantisation runs with them too."""
     for width in widths:
         for rung in rungs:
             if not PLANS[rung].persistent:
                 yield Case(rung, width)
             if rung == "splitk":
                 yield Case(rung, width, overlap=True)
-    yield from (Case(rung, 1) for rung in rungs if PLANS[rung].persistent)
+            if rung == "splitk" and rank:
+                yield Case(rung, width, collective_us=COLLECTIVE_US)
+            if rung == "livequant-fused" and fp8:
+                yield Case(rung, width, policy="fp8")
+    if not rank:
+        yield from (Case(rung, 1) for rung in rungs if PLANS[rung].persistent)
+
+
+COLLECTIVE_US = 8.0
+"""Length of a stand-in, µs: about what a fused all-reduce of GLM-5.2 takes over eight GPUs (sglang#30959)."""
 
 
 def table(rows: list[dict[str, Any]], roof: float) -> str:
@@ -237,6 +298,7 @@ def main(arguments: list[str] | None = None, *, device: torch.device | None = No
     """Run the smoke test; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workbench.decode.rungs.smoke", description=__doc__)
     parser.add_argument("--model", default="gpt-oss-20b")
+    parser.add_argument("--tp", type=int, default=1, help="run the slice of one of this many ranks")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--widths", default="1,4", help="tokens a step, the first of them for every rung first")
@@ -251,11 +313,12 @@ def main(arguments: list[str] | None = None, *, device: torch.device | None = No
     spec = load_preset(options.model)
     if not 0 < options.layers <= spec.layers:
         raise InputError(f"--layers: {options.layers} is not 1 to {spec.layers}, what {spec.name} has")
-    spec = spec.model_copy(update={"mixers": spec.mixers[: options.layers], "dflash": None, "mtp": None})
+    spec = first_layers(rank_slice(spec, options.tp), options.layers)
     widths = [int(width) for width in options.widths.split(",")]
     budget = Budget(options.seconds)
     try:
-        report = _run(spec, list(cases(rungs, widths)), options.context, options.steps, budget, device)
+        todo = list(cases(rungs, widths, rank=options.tp > 1, fp8=spec.shipped == "fp8"))
+        report = _run(spec, todo, options.context, options.steps, budget, device, rank=options.tp > 1)
     finally:
         budget.finish()
     rows = report["rows"]
@@ -266,12 +329,13 @@ def main(arguments: list[str] | None = None, *, device: torch.device | None = No
 
 
 def _run(
-    spec: ModelSpec, todo: list[Case], context: int, steps: int, budget: Budget, device: torch.device
+    spec: ModelSpec, todo: list[Case], context: int, steps: int, budget: Budget, device: torch.device, *, rank: bool
 ) -> dict[str, Any]:
     """Run the cases as far as the budget goes; return the report, saved after every case."""
     roof = measure_read_roof("cuda" if device.type == "cuda" else "cpu")
     budget.note(f"roof {roof.value:.0f} GB/s; {spec.name}, {spec.layers} layers, context {context}")
-    weights, rows = Weights(spec, device), list[dict[str, Any]]()
+    choices = drawn_choices(spec, exponent=None, seed=0) if rank else None
+    weights, rows = Weights(spec, device, choices), list[dict[str, Any]]()
     report: dict[str, Any] = {"model": spec.name, "layers": spec.layers, "context": context, "rows": rows}
     report["roof_bytes_per_s"] = roof.value * 1e9
     for case in todo:

@@ -1,6 +1,7 @@
 """The weights of a run: every distinct set is built once and shared by the variants that hold it alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,20 +12,27 @@ from workbench.decode.mxfp4 import quantize
 from workbench.decode.precision import load_policy
 from workbench.decode.rungs.merging import merge_projections
 from workbench.decode.rungs.packed import PackedExperts, drop_experts, expert_layers, pack
-from workbench.decode.rungs.random_model import random_model, round_weights
+from workbench.decode.rungs.random_model import HeldExperts, random_model, round_weights
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_target, shipped_folder
 from workbench.errors import InputError
 from workbench.scenario import Variant
 
+if TYPE_CHECKING:
+    from workbench.decode.rungs.products import Blocks
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One set of weights. ``packed``: the layers' experts in kernel form; then ``target``'s own have no storage."""
+    """One set of weights. ``packed``: the layers' experts as stored; then ``target``'s own have no storage.
+
+    ``blocks``: block FP8 forms of its matrices, made by the first rung that multiplies them and shared by the others.
+    """
 
     target: Target
     mtp: MtpHead | None
-    packed: tuple[PackedExperts, ...]
+    packed: tuple[HeldExperts, ...]
+    blocks: "Blocks" = field(default_factory=dict)
 
 
 class WeightStore:
@@ -66,6 +74,6 @@ def _trained(variant: Variant, spec: ModelSpec, device: torch.device, dtype: tor
 
 def _repack(ffn: Experts) -> PackedExperts:
     """Pack experts that were expanded from MXFP4: bfloat16 holds such values exactly, and so does a second packing."""
-    packed = pack(quantize(ffn.gate_up.detach()), quantize(ffn.down.detach()), ffn)
+    ffn.narrow = packed = pack(quantize(ffn.gate_up.detach()), quantize(ffn.down.detach()), ffn)
     drop_experts(ffn)
     return packed
