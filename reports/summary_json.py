@@ -4,6 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from workbench.diagnose.headline import headline
+from workbench.diagnose.kernels_by_name import kernels_by_name
+from workbench.diagnose.overview import overview
 from workbench.diagnose.quality import limits
 from workbench.diagnose.summary import Diagnosis
 from workbench.trace.bundle import Bundle
@@ -27,3 +29,12 @@ def summary_json(bundle: Bundle, diagnosis: Diagnosis) -> dict[str, Any]:
         "limits": [asdict(limit) for limit in limits(bundle)],
         "diagnosis": diagnosis.to_json(),
     }
+
+
+def trace_json(bundle: Bundle) -> dict[str, Any]:
+    """Return the overview of an ingested trace with its kernels by name, as far as its verdict allows."""
+    found = overview(bundle)
+    variant = bundle.manifest.variants[0].name
+    timed = found.verdict.allows("device-time")
+    kernels = kernels_by_name(bundle, variant, found.busy) if timed else ()
+    return {"bundle": str(bundle.path), **found.to_json(), "kernels": [one.to_json() for one in kernels]}

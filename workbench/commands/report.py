@@ -71,18 +71,17 @@ def write_report(bundle: Path, path: Path, format_: Format) -> None:
 
 
 def _text(bundle: Path, format_: Format) -> str:
-    from workbench.diagnose.overview import overview
     from workbench.diagnose.summary import diagnose
     from workbench.reports.ingested_page import is_ingested
     from workbench.reports.markdown import render_ingested_markdown, render_markdown
-    from workbench.reports.summary_json import summary_json
+    from workbench.reports.summary_json import summary_json, trace_json
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
         if is_ingested(opened):
             if format_ is Format.MD:
                 return render_ingested_markdown(opened)
-            return json_text({"bundle": str(opened.path)} | overview(opened).to_json())
+            return json_text(trace_json(opened))
         diagnosis = diagnose(opened)
         if format_ is Format.MD:
             return render_markdown(opened, diagnosis)

@@ -33,9 +33,10 @@ def _show_trace(bundle: "Bundle", *, as_json: bool) -> None:
     """Print what can be said of an ingested trace: it has no steps without instruments."""
     from workbench.commands.trace_view import print_overview
     from workbench.diagnose.overview import overview
+    from workbench.reports.summary_json import trace_json
 
     if as_json:
-        print_json({"bundle": str(bundle.path)} | overview(bundle).to_json())
+        print_json(trace_json(bundle))
     else:
         print_overview(bundle, overview(bundle))
         _print_limits(bundle)

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from workbench.diagnose.overview import FloorOverview, Overview
     from workbench.trace.bundle import Bundle
 
+KERNELS = 10
+"""Names that are printed."""
+
 
 def print_overview(bundle: "Bundle", overview: "Overview") -> None:
     """Print what can be said of an ingested trace."""
@@ -29,6 +32,8 @@ def print_overview(bundle: "Bundle", overview: "Overview") -> None:
         print_line("longest gaps")
         for cause in overview.gaps:
             print_line(f"  {cause.sentence()}")
+    if overview.busy:
+        _print_kernels(bundle, overview)
     _print_losses(bundle)
 
 
@@ -67,6 +72,29 @@ def _print_steps(overview: "Overview") -> None:
     print_line()
     columns = ("device", "steps", "median ms", "shortest", "longest", *(f"{name} ms" for name in CATEGORIES))
     print_table(columns, rows, title="steps, measured with the profiler on; parts are medians")
+
+
+def _print_kernels(bundle: "Bundle", overview: "Overview") -> None:
+    from workbench.diagnose.kernels_by_name import kernels_by_name
+    from workbench.diagnose.numbers import percent, significant
+
+    found = kernels_by_name(bundle, bundle.manifest.variants[0].name, overview.busy)
+    rows = [
+        (
+            one.short_name,
+            significant(one.ns / 1e6),
+            percent(one.busy_share),
+            str(one.executions),
+            significant(one.mean_ns / 1e3),
+            "" if one.launch.registers is None else str(one.launch.registers),
+            f"{percent(limit.value)} {limit.tag}" if (limit := one.launch.occupancy) else "",
+        )
+        for one in found[:KERNELS]
+    ]
+    print_line()
+    columns = ("kernel", "ms", "of busy", "runs", "mean us", "registers", "occupancy limit")
+    more = f"; {len(found) - KERNELS} names more in the report" if len(found) > KERNELS else ""
+    print_table(columns, rows, title=f"kernels, measured with the profiler on, by interval union{more}")
 
 
 def _print_floor(floor: "FloorOverview") -> None:

@@ -59,6 +59,26 @@ class NamedKernel:
         """The name without return type, template arguments and parameters."""
         return short_name(self.name)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data; times in ns, measured with the profiler on."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "executions": self.executions,
+            "in_steps": self.in_steps,
+            "ns": self.ns,
+            "busy_share": self.busy_share,
+            "mean_ns": self.mean_ns,
+            "longest_ns": self.longest_ns,
+            "shapes": self.shapes,
+            "grid": self.launch.grid,
+            "block": self.launch.block,
+            "registers": self.launch.registers,
+            "shared_bytes": self.launch.shared_bytes,
+            "local_bytes": self.launch.local_bytes,
+            "occupancy_limit": self.launch.occupancy and self.launch.occupancy.to_json(),
+        }
+
 
 _SHAPES = """
 SELECT name, max(kind) AS kind, count(*) AS executions, count(step_id) AS in_steps,
