@@ -1,29 +1,30 @@
 """Host operators by torch.profiler (Kineto): every ATen call of the traced steps, on the runner's clock."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from typing import Any
 
+from workbench.errors import InputError
 from workbench.probes.protocol import Capture, Missing
+from workbench.trace.clocks import Bracket, Fit, fit
 
 MARKER = "workbench.clock"
-MARKS = 5
+MARKS = 16
+
+Reading = tuple[int, int]
 
 
 class HostProbe:
-    """Records operators on the CPU. Kineto's clock is tied to ours by marker spans at both ends.
-
-    A marker is opened between two readings of our clock, so the true offset lies within the narrowest such bracket;
-    half its width, and whatever the two ends disagree by, is the residual.
-    """
+    """Records operators on the CPU. Kineto's clock is tied to ours by marker spans at both ends: each is opened between
+    two readings of our clock."""
 
     name = "host"
 
     def __init__(self) -> None:
         self._profiler: Any = None
-        self._brackets: list[tuple[int, int]] = []
+        self._readings: list[Reading] = []
 
     def available(self) -> Missing | None:
         """Needs torch with Kineto."""
@@ -43,7 +44,7 @@ class HostProbe:
 
         self._profiler = profile(activities=[ProfilerActivity.CPU], acc_events=True)
         self._profiler.__enter__()
-        self._mark()
+        self._readings = take_marks()
 
     def annotate(self, name: str) -> AbstractContextManager[object]:
         """Open a ``record_function`` span."""
@@ -53,45 +54,47 @@ class HostProbe:
         return span
 
     def stop(self) -> Capture:
-        """Stop and return the ``host`` table."""
-        self._mark()
-        self._profiler.__exit__(None, None, None)
-        events = self._profiler.profiler.kineto_results.events()
-        offset, residual = self._offset(sorted(event.start_ns() for event in events if event.name() == MARKER))
-        rows = [_row(event, offset) for event in events if event.name() != MARKER]
-        nested = nest(rows)
-        self._profiler = None
-        return Capture({"host": nested}, offset, residual)
-
-    def _mark(self) -> None:
-        self._brackets += take_marks(self.annotate)
-
-    def _offset(self, starts: list[int]) -> tuple[int, int]:
-        """Return (offset, residual) from the markers' start times, sorted, and their brackets."""
-        pairs = list(zip(self._brackets, starts, strict=True))
-        ends = [self._best(pairs[:MARKS]), self._best(pairs[-MARKS:])]
-        offset = sum(middle for middle, _ in ends) // 2
-        return offset, max(abs(middle - offset) + half for middle, half in ends)
-
-    @staticmethod
-    def _best(pairs: list[tuple[tuple[int, int], int]]) -> tuple[int, int]:
-        """Return (offset, half width) of the narrowest bracket."""
-        (before, after), start = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
-        return (before + after) // 2 - start, (after - before + 1) // 2
+        """Stop and return the ``host`` table. Raises InputError where the markers are not in the capture."""
+        self._readings += take_marks()
+        profiler, self._profiler = self._profiler, None
+        profiler.__exit__(None, None, None)
+        events = profiler.profiler.kineto_results.events()
+        placed = place_host(self._readings, [event.start_ns() for event in events if event.name() == MARKER])
+        rows = [_row(event, placed) for event in events if event.name() != MARKER]
+        return Capture({"host": nest(rows)}, placed.offset_ns, placed.residual_ns, clocks={self.name: placed})
 
 
-def take_marks(annotate: Callable[[str], AbstractContextManager[object]]) -> list[tuple[int, int]]:
-    """Open MARKS spans called MARKER; return our clock's readings before and after each was opened."""
+def take_marks() -> list[Reading]:
+    """Open MARKS spans called MARKER; return our clock's readings before and after each was opened.
+
+    torch's own fast span takes half a microsecond to open, ``record_function`` four.
+    """
+    from torch._C._profiler import _RecordFunctionFast
+
     readings = []
     for _ in range(MARKS):
+        span: Any = _RecordFunctionFast(MARKER)
         before = time.perf_counter_ns()
-        with annotate(MARKER):
-            readings.append((before, time.perf_counter_ns()))
+        span.__enter__()
+        readings.append((before, time.perf_counter_ns()))
+        span.__exit__(None, None, None)
     return readings
 
 
-def _row(event: Any, offset: int) -> dict[str, Any]:
-    start = event.start_ns() + offset
+def place_host(readings: Sequence[Reading], starts: Iterable[int]) -> Fit:
+    """Return how the profiler's host clock is placed, from both ends' ``readings`` and the spans' start times by it.
+
+    Raises InputError where spans were lost.
+    """
+    ordered = sorted(starts)
+    if len(ordered) != len(readings) or len(readings) != 2 * MARKS:
+        raise InputError(f"host: the trace holds {len(ordered)} of {len(readings)} clock markers")
+    brackets = [Bracket(start, *reading) for start, reading in zip(ordered, readings, strict=True)]
+    return fit(brackets[:MARKS], brackets[MARKS:])
+
+
+def _row(event: Any, placed: Fit) -> dict[str, Any]:
+    start = placed.place(event.start_ns())
     return {
         "thread": event.start_thread_id(),
         "name": event.name(),

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from workbench.errors import InputError
 from workbench.ingest import environment
 from workbench.ingest.columns import Ints
 from workbench.ingest.kineto import HOST_CATEGORIES, KinetoTrace, read_kineto
@@ -23,7 +22,7 @@ from workbench.ingest.launches import match_launches
 from workbench.ingest.steps import FoundSteps
 from workbench.ingest.tables import Tables
 from workbench.lint.occupancy import LIMITS, occupancy
-from workbench.probes.host import MARKER, MARKS, take_marks
+from workbench.probes.host import MARKER, place_host, take_marks
 from workbench.probes.marker import KERNELS, STAMP, Marker, stamp_brackets
 from workbench.probes.protocol import Capture, Missing
 from workbench.trace.clocks import Bracket, Fit, fit
@@ -76,7 +75,7 @@ class KernelsProbe:
         activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         self._profiler = profile(activities=activities, acc_events=True, experimental_config=_config())
         self._profiler.__enter__()
-        self._readings = take_marks(self.annotate)
+        self._readings = take_marks()
         if self._marker:
             self._marker.stamps()  # forget those of before
             self._marker.marks()
@@ -98,7 +97,7 @@ class KernelsProbe:
             if self._marker:
                 self._marker.marks(last=True)
                 stamps = self._marker.stamps()
-            self._readings += take_marks(self.annotate)
+            self._readings += take_marks()
             torch.cuda.synchronize()  # what is still queued belongs to the capture
         finally:
             profiler.__exit__(None, None, None)
@@ -192,11 +191,7 @@ def _limit(capability: int, registers: int | None, shared: int | None, *block: i
 
 
 def _host_fit(trace: KinetoTrace, readings: Sequence[tuple[int, int]]) -> Fit:
-    starts = np.sort(trace.host["start"][_named(trace, trace.host["name"], {MARKER})]).tolist()
-    if len(starts) != len(readings) or len(readings) != 2 * MARKS:
-        raise InputError(f"kernels: the trace holds {len(starts)} of {len(readings)} clock markers on the host")
-    brackets = [Bracket(start, *reading) for start, reading in zip(starts, readings, strict=True)]
-    return fit(brackets[:MARKS], brackets[MARKS:])
+    return place_host(readings, trace.host["start"][_named(trace, trace.host["name"], {MARKER})].tolist())
 
 
 def _device_fit(trace: KinetoTrace, stamps: Sequence[tuple[int, int]], device_clock: Fit | None) -> Fit | None:

@@ -36,7 +36,8 @@ def write_capture(run: Run, probe: str, variant: str | None, capture: Capture, s
     run.miss(variant, *capture.missing)
     of = f": {variant}" if variant is not None else ""
     if capture.clocks:
-        run.clocks += [as_source(f"{probe}, {name}{of}", placed) for name, placed in capture.clocks.items()]
+        for name, placed in capture.clocks.items():
+            run.clocks.append(as_source(f"{probe}{'' if name == probe else f', {name}'}{of}", placed))
     elif capture.residual_ns or capture.offset_ns:
         source = ClockSource(name=f"{probe}{of}", offset_ns=capture.offset_ns, residual_ns=capture.residual_ns)
         run.clocks.append(source)
