@@ -20,7 +20,8 @@ Only = Annotated[
     list[str] | None, typer.Option("--only", metavar="NAME", help="Fault or family to take; repeatable. Default: all.")
 ]
 Bundles = Annotated[
-    Path | None, typer.Option("--bundles", metavar="DIR", help="Folder of recorded bundles, such as tests/data/faults.")
+    Path | None,
+    typer.Option("--bundles", metavar="DIR", help="Folder of recorded bundles. Default: the checkout's own."),
 ]
 
 
@@ -95,7 +96,7 @@ def score(bundles: Bundles = None, only: Only = None, as_json: Json = False) -> 
 
     from workbench.commands.progress import shown_progress
     from workbench.errors import InputError
-    from workbench.faults.case import load_cases
+    from workbench.faults.case import load_cases, recorded_folder
     from workbench.faults.run import place
     from workbench.faults.score import score_all
 
@@ -104,7 +105,7 @@ def score(bundles: Bundles = None, only: Only = None, as_json: Json = False) -> 
     cases = load_cases(only or ())
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with TemporaryDirectory(prefix="workbench-faults-") as folder, shown_progress() as progress:
-        report = score_all(place(cases, Path(folder), bundles, progress))
+        report = score_all(place(cases, Path(folder), bundles or recorded_folder(), progress))
     if as_json:
         print_json(report.to_json())
         return

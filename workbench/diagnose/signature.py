@@ -17,9 +17,8 @@ Shape = Literal["wiring", "block-mask", "degenerate", "decay", "too-few"]
 MIN_TRIED = 20
 """Steps a position must have been put to the test in before its rate is judged."""
 DEAD = 0.10
-"""A position whose rate is certainly below this is as good as never accepted."""
-ALIVE = 0.15
-"""A position whose rate is certainly above this works. Between the two, nothing is said."""
+"""A position whose rate is certainly below this is as good as never accepted; one certainly above it works. Where the
+interval holds it, nothing is said."""
 FULL = 0.9
 """Share of steps that accept their whole draft from which acceptance counts as the maximum."""
 LOOPED = 0.5
@@ -64,6 +63,6 @@ def read_shape(drafts: Drafts, loops: LoopedSteps) -> Reading:
         if high < DEAD:
             sure: Confidence = "high" if rate.tried >= SURE_TRIED and high < DEAD / 2 else "medium"
             return Reading("wiring" if rate.position == 1 else "block-mask", sure, rates, rate.position, full, share)
-        if low < ALIVE:
+        if low < DEAD:
             break
     return Reading("decay", "medium", rates, full=full, looped=share)

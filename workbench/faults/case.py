@@ -48,6 +48,12 @@ def suite_folder() -> Path:
     return Path(str(files("workbench.scenarios") / "faults")).resolve()
 
 
+def recorded_folder() -> Path | None:
+    """Return the checkout's folder of recorded bundles; None in an installation, or where none was recorded."""
+    folder = suite_folder().parents[1] / "tests" / "data" / "faults"
+    return folder if folder.is_dir() else None
+
+
 def load_cases(only: Iterable[str] = (), folder: Path | None = None) -> tuple[Case, ...]:
     """Return the cases of the suite by family and name; ``only``: names or families to keep.
 
