@@ -158,13 +158,13 @@ def _cells(row: Sequence[Cell], columns: Sequence[Column]) -> Children:
     made: Children = []
     for index, (cell, column) in enumerate(zip(row, columns, strict=True)):
         title = f"{column.title}, {column.unit}" if column.unit else column.title
-        value: list[Any] = [html.Bdi(cell.text)]
+        value: list[Any] = []
+        if cell.colour:
+            value.append(html.Span(className=f"swatch {SWATCHES.get(cell.colour, 'cause-other')}"))
+        value.append(html.Bdi(cell.text))
         value += [" ", tag(cell.tag)] if cell.tag else []
         value += [html.Small(html.Bdi(cell.note))] if cell.note else []
-        inside: list[Any] = []
-        if cell.colour:
-            inside.append(html.Span(className=f"swatch {SWATCHES.get(cell.colour, 'cause-other')}"))
-        inside.append(html.Span(value, className="value"))
+        inside = html.Span(value, className="value")
         common: Attributes = {"className": _class(column), "data-title": title}
         if index == 0 and not column.numeric:
             made.append(html.Th(inside, scope="row", role="rowheader", **common))

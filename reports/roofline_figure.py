@@ -4,7 +4,7 @@ A point's area goes with its time. Diagonals join points of equal tok/s, the quo
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workbench.diagnose.numbers import byte_text, significant
@@ -38,8 +38,8 @@ def roofline_figure(found: Roofline) -> Figure:
             data.append(_points(own, word, longest))
     low, high = (min(ys) / 2, max(ys) * 2) if ys else (1.0, 10.0)
     rates = _token_rates(left, right, low, high)
-    x_axis = {"title": {"text": "bytes per accepted token (log)"}} | _byte_ticks(left, right)
-    y_axis = {"title": {"text": "achieved (GB/s, log)"}, "type": "log", "range": [math.log10(low), math.log10(high)]}
+    x_axis = {"title": {"text": "bytes per accepted token (log)"}} | _ticks(left, right, _bytes)
+    y_axis = {"title": {"text": "achieved (GB/s, log)"}} | _ticks(low, high, lambda tick: f"{tick:,.10g}")
     return {
         "data": rates + data,
         "layout": {
@@ -47,7 +47,7 @@ def roofline_figure(found: Roofline) -> Figure:
             "dragmode": False,
             "hovermode": "closest",
             "xaxis": x_axis,
-            "yaxis": y_axis | {"dtick": 1, "minor": {"showgrid": True, "dtick": "D1"}},
+            "yaxis": y_axis,
         },
     }
 
@@ -120,7 +120,7 @@ def _token_rates(left: float, right: float, low: float, high: float) -> list[dic
                     "type": "scatter",
                     "mode": "lines+text",
                     "showlegend": False,
-                    "text": ["", f"{rate:g} tok/s"],
+                    "text": ["", f"{rate:,.0f} tok/s" if power >= 0 else f"{rate:g} tok/s"],
                     "textposition": "bottom left",
                     "textfont": {"size": 10, "color": "#7d828c"},
                     "x": [start, stop],
@@ -133,13 +133,19 @@ def _token_rates(left: float, right: float, low: float, high: float) -> list[dic
     return made
 
 
-def _byte_ticks(left: float, right: float) -> dict[str, Any]:
-    decades = range(math.floor(math.log10(left)), math.ceil(math.log10(right)) + 1)
+def _ticks(low: float, high: float, text: Callable[[float], str]) -> dict[str, Any]:
+    """Return a logarithmic axis with ticks at 1, 2 and 5, or at the decades where there are many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if len(decades) < 6 else (1,)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
     return {
         "type": "log",
-        "range": [math.log10(left), math.log10(right)],
+        "range": [math.log10(low), math.log10(high)],
         "tickvals": ticks,
-        "ticktext": [byte_text(tick).replace(".000", "").replace(".00", "").replace(".0", "") for tick in ticks],
+        "ticktext": [text(tick) for tick in ticks],
     }
+
+
+def _bytes(tick: float) -> str:
+    number, _, unit = byte_text(tick).partition(" ")
+    return f"{float(number.replace(',', '')):g} {unit}"

@@ -1,14 +1,12 @@
 """Findings: what is wrong, on what evidence, what it is worth, and what to try."""
 
-from collections.abc import Sequence
-
 from dash import Dash, html
 from dash.development.base_component import Component
 
 from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import heading, link, message, quantity, section, tag, variant_pills
 from workbench.dashboards.place import PageName, Place
-from workbench.diagnose.finding import Evidence, Finding
+from workbench.diagnose.finding import Evidence, Finding, ranked
 from workbench.diagnose.numbers import significant
 from workbench.errors import WorkbenchError
 from workbench.reports.labels import visible
@@ -19,12 +17,14 @@ from workbench.trace.schema import TABLES
 NAME: PageName = "findings"
 TITLE = "Findings"
 LINKS = 5
+ROW_NAMES = {"kernels": "kernel", "steps": "step", "host": "call"}
 
 
 def render(context: Context, place: Place, browser: Browser) -> Children:
     """Return the findings of the run, of one variant where the place names it."""
     bundle = context.bundle(place)
-    found: Sequence[Finding] = getattr(context.catalogue.diagnosis(place.run), "findings", ())
+    diagnosis = context.catalogue.diagnosis(place.run)
+    found = ranked([finding for variant in diagnosis.variants for finding in variant.findings])
     names = context.catalogue.run(place.run).variants
     parts: Children = [heading("Findings")]
     if len(names) > 1:
@@ -40,18 +40,19 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _finding(one: Finding, place: Place, bundle: Bundle) -> Component:
-    worth = [html.Span("worth "), *quantity(one.recoverable, 3)] if one.recoverable else []
+    worth = [html.P([html.Strong("Worth: "), *quantity(one.recoverable, 3)])] if one.recoverable else []
     where = [html.P([html.Span("at "), html.Code(visible(one.location, 200))])] if one.location else []
     evidence = [html.Li(_evidence(row, one, place, bundle)) for row in one.evidence]
     return html.Div(
         [
             html.H3([html.Span(one.severity, className=f"severity {one.severity}"), html.Bdi(visible(one.title, 120))]),
-            html.P([html.Bdi(visible(one.sentence, 800)), " ", *worth]),
+            html.P(html.Bdi(visible(one.sentence, 800))),
+            *worth,
             html.P([html.Strong("Try: "), html.Bdi(visible(one.remedy, 800))]),
             *where,
             html.Details([html.Summary(f"Evidence ({len(evidence)})"), html.Ul(evidence)], open=len(evidence) <= 3),
             html.Small(
-                f"{one.id} · variant {visible(one.variant, 60)} · confidence {one.confidence}"
+                f"{one.page} · variant {visible(one.variant, 60)} · confidence {one.confidence}"
                 + (f" · cause {one.cause}" if one.cause else "")
             ),
         ],
@@ -70,7 +71,7 @@ def _evidence(row: Evidence, one: Finding, place: Place, bundle: Bundle) -> Chil
             room = max(span[1] - span[0], 1000)
             kernel = key if row.table == "kernels" else None
             there = place.to("timeline", variant=one.variant).at(span[0] - room, span[1] + room, kernel)
-            made += [html.Span(" "), link(f"{row.table} {key}", there)]
+            made += [html.Span(" "), link(f"{ROW_NAMES[row.table]} {key}", there)]
     return made
 
 
@@ -81,7 +82,7 @@ def _span(bundle: Bundle, variant: str, table: str, key: int) -> tuple[int, int]
             return kernel_span(bundle, variant, key)
         except WorkbenchError:
             return None
-    if table not in ("steps", "host"):
+    if table not in ROW_NAMES:
         return None
     # Names of the schema, not of the bundle.
     sql = f"SELECT start_ns, end_ns FROM {table} WHERE {TABLES[table].key[0]} = ?"  # noqa: S608

@@ -66,20 +66,21 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
         getRowId="params.data.row",
         style={"height": "620px"},
     )
+    says = html.Div(id="kernel-says")
     intro = (
         "Times are of the traced pass. Sorting and filtering are done by the server over all rows. A click leads to "
         "the timeline: to the longest execution of a name, or to the execution itself."
     )
-    return [*parts, pills("rows", choices), section("", [html.P(intro), html.Div(grid, className="grid")])]
+    return [*parts, pills("rows", choices), section("", [html.P(intro), says, html.Div(grid, className="grid")])]
 
 
 def register(app: Dash, context: Context) -> None:
     """Answer the grid's requests, and lead a click to the timeline."""
 
-    def rows(request: Any, path: str, query: str) -> object:
+    def rows(request: Any, path: str, query: str) -> tuple[object, object]:
         place = read_place(path, query)
         if not isinstance(request, dict) or place.page != NAME:
-            return no_update
+            return no_update, no_update
         try:
             sort = [(str(one["colId"]), one["sort"]) for one in request.get("sortModel") or []]
             page = kernel_page(
@@ -91,9 +92,11 @@ def register(app: Dash, context: Context) -> None:
                 sort,
                 request.get("filterModel") or {},
             )
-        except (WorkbenchError, KeyError, TypeError, ValueError):
-            return {"rowData": [], "rowCount": 0}
-        return {"rowData": [_shown(row) for row in page.rows], "rowCount": page.total}
+        except WorkbenchError as error:
+            return {"rowData": [], "rowCount": 0}, [message(visible(str(error), 300))]
+        except (KeyError, TypeError, ValueError):
+            return {"rowData": [], "rowCount": 0}, [message("The table asked for rows in a way that is not known.")]
+        return {"rowData": [_shown(row) for row in page.rows], "rowCount": page.total}, []
 
     def click(cell: Any, request: Any, path: str, query: str) -> object:
         place = read_place(path, query)
@@ -106,7 +109,12 @@ def register(app: Dash, context: Context) -> None:
         return place.at(start - room, end + room, kernel).href
 
     url = (State("url", "pathname"), State("url", "search"))
-    app.callback(Output("kernel-grid", "getRowsResponse"), Input("kernel-grid", "getRowsRequest"), *url)(rows)
+    app.callback(
+        Output("kernel-grid", "getRowsResponse"),
+        Output("kernel-says", "children"),
+        Input("kernel-grid", "getRowsRequest"),
+        *url,
+    )(rows)
     app.callback(
         Output("goto", "href", allow_duplicate=True),
         Input("kernel-grid", "cellClicked"),

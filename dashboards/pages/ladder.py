@@ -5,11 +5,12 @@ from dash import Dash, html
 from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import graph, heading, legend, message, section, table
 from workbench.dashboards.place import PageName, Place
+from workbench.diagnose.headline import largest_loss
 from workbench.diagnose.numbers import percent, significant
-from workbench.diagnose.summary import Diagnosis
+from workbench.diagnose.summary import Diagnosis, VariantSummary
 from workbench.reports.figures import speed_figure, step_time_figure
 from workbench.reports.labels import visible
-from workbench.reports.table import Cell, Column, Group, Table
+from workbench.reports.table import Cell, Column, Group, Table, number
 
 NAME: PageName = "ladder"
 TITLE = "Ladder"
@@ -25,6 +26,12 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     steps["layout"]["showlegend"] = False
     names = list(dict.fromkeys(cause.name for variant in diagnosis.variants for cause in variant.accounting.causes))
     parts.append(section("Rungs", table(_table(diagnosis))))
+    if diagnosis.ladder:
+        intro = (
+            "What the rung below said its losses were worth, against what the next rung gained by removing them. This "
+            "is how far the accounting can be believed."
+        )
+        parts.append(section("Predicted and measured", table(_predictions(diagnosis)), intro))
     parts.append(section("Speed", [graph(speed_figure(diagnosis), browser, alt="Bars of tok/s by rung.")]))
     drawn = [legend(names), graph(steps, browser, alt="Step time of each rung by cause.")]
     parts.append(section("Step time by cause", [html.Figure(drawn)]))
@@ -41,8 +48,6 @@ def _table(diagnosis: Diagnosis) -> Table:
     first = diagnosis.variants[0]
     for variant in diagnosis.variants:
         gain = f"{variant.tok_s.value / before.tok_s.value - 1:+.1%}" if before else "–"
-        losses = [cause for cause in variant.accounting.causes if cause.name != "floor" and cause.total_ns]
-        largest = max(losses, key=lambda cause: cause.total_ns, default=None)
         rows.append(
             (
                 Cell(visible(variant.name, 60), note=f"drafter: {visible(variant.drafter, 40)}"),
@@ -51,11 +56,7 @@ def _table(diagnosis: Diagnosis) -> Table:
                 Cell(f"{significant(variant.tok_s.value / first.tok_s.value, 3)}×"),
                 Cell(significant(variant.step_p50.value), variant.step_p50.tag),
                 Cell(percent(variant.roof_share.value) if variant.roof_share else "not known"),
-                Cell(f"{largest.name}, {percent(variant.accounting.share(largest), 2)}" if largest else "none")
-                if largest is None
-                else Cell(
-                    f"{largest.name}, {percent(variant.accounting.share(largest), 2)}", largest.tag, colour=largest.name
-                ),
+                _loss(variant),
             )
         )
         before = variant
@@ -69,3 +70,35 @@ def _table(diagnosis: Diagnosis) -> Table:
         Column("Largest loss left"),
     )
     return Table("In the order of the scenario; batch 1, prefill left out.", columns, (Group(tuple(rows)),), "cards")
+
+
+def _loss(variant: VariantSummary) -> Cell:
+    largest = largest_loss(variant.accounting)
+    if largest is None:
+        return Cell("none")
+    return Cell(f"{largest.name}, {percent(variant.accounting.share(largest), 2)}", largest.tag, colour=largest.name)
+
+
+def _predictions(diagnosis: Diagnosis) -> Table:
+    rows = tuple(
+        (
+            Cell(visible(step.higher, 60), note=f"from {visible(step.lower, 60)}"),
+            number(step.now),
+            number(step.predicted, note=visible(step.why, 160))
+            if step.predicted
+            else Cell("–", note=visible(step.why, 160)),
+            number(step.measured),
+            Cell(f"{step.error:+.1%}" if step.error is not None else "–"),
+            Cell(", ".join(f"{visible(name, 30)} {ns / 1e3:,.1f} µs" for name, ns in step.removed if ns) or "nothing"),
+        )
+        for step in diagnosis.ladder
+    )
+    columns = (
+        Column("To rung"),
+        Column("Below", "tok/s", numeric=True),
+        Column("Predicted", "tok/s", numeric=True),
+        Column("Measured", "tok/s", numeric=True),
+        Column("Predicted over measured", numeric=True),
+        Column("Removed per step"),
+    )
+    return Table("", columns, (Group(rows),), "cards")

@@ -158,7 +158,7 @@ def test_the_grid_sorts_and_filters_on_the_server(watched: Watched, ids: dict[st
     from playwright.sync_api import expect
 
     watched.open(Place("kernels", run=ids["head"], by="execution"))
-    watched.page.locator("#kernel-grid .ag-floating-filter input").nth(1).fill("lm_head")
+    watched.page.get_by_label("kernel Filter Input").fill("lm_head")
     first = watched.page.locator("#kernel-grid .ag-row[row-index='0'] [col-id='name']").first
     expect(first).to_contain_text("lm_head")
     assert watched.complaints == []
@@ -195,7 +195,7 @@ def test_a_damaged_run_is_one_line_and_others_work(watched: Watched, ids: dict[s
 def test_a_live_run_is_renewed(watched: Watched, ids: dict[str, str]) -> None:
     watched.open(Place("live", run=ids["going"]))
     watched.page.locator("#live-graph .points path").first.wait_for()
-    with watched.page.expect_request("**/_dash-update-component", timeout=5000):
+    with watched.page.expect_request(lambda request: "tick.n_intervals" in (request.post_data or ""), timeout=9000):
         pass
     assert watched.complaints == []
 

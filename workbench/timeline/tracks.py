@@ -260,6 +260,8 @@ def _counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator[Tra
             value, unit = value / (end - start), "GB/s"
         elif str(unit).startswith("sector") and (end > start).all():
             value, unit = 32 * value / (end - start), "GB/s"
+        elif unit == "Hz":
+            value, unit = value / 1e6, "MHz"
         order = next((at for at, part in enumerate(COUNTER_ORDER) if part in str(name)), len(COUNTER_ORDER))
         where = (f", device {device}" if device else "") + _of_rank(rank)
         track = SampleTrack(
