@@ -95,7 +95,7 @@ def kernel_classes(
     np.maximum.at(last_product, window[product], np.flatnonzero(product))
     after_last = (np.arange(len(runs)) > last_product[window]) & (last_product[window] >= 0)
     following = np.append(product[1:], False)
-    grid = np.prod([np.maximum(kernels.ints(f"grid_{axis}"), 0) for axis in "xyz"], axis=0)
+    grid = np.maximum(kernels.ints("grid_x"), 0) * np.prod([np.maximum(kernels.ints(f"grid_{y}"), 1) for y in "yz"], 0)
     sms = hardware.sms if hardware else 0
     found = []
     for phase, phase_name in enumerate(PHASES):
@@ -158,7 +158,7 @@ def _slots(kernels: Columns, row: int) -> int:
     sizes = [int(kernels.ints(f"block_{axis}")[row]) for axis in "xyz"]
     threads = math.prod(max(size, 1) for size in sizes)
     registers = int(kernels.ints("registers")[row])
-    if min(sizes) < 1 or registers < 1:
+    if sizes[0] < 1 or registers < 1:
         return 0
     limit = kernels.floats("occupancy_limit")[row]
     warps = math.ceil(threads / 32)

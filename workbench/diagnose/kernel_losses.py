@@ -67,8 +67,8 @@ def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evide
     losses = [_other(one, evidence) for one in others]
     total = sum(one.ns for one in streams)
     floor_ns = min(floor_ns, total)
-    losses += [Loss("floor", floor_ns, "estimated", "the kernels that stream take it, each by its time")]
-    shares = parts_that_add_up([one.ns for one in streams], floor_ns)
+    losses += [Loss("floor", floor_ns, "estimated", "the kernels that stream take it")]
+    shares = _floor_shares(streams, floor_ns, evidence.sms)
     left = [one.ns - share for one, share in zip(streams, shares, strict=True)]
     copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch")
     taken, tag, note = _over_fetch(evidence, copied, sum(left))
@@ -77,6 +77,18 @@ def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evide
             losses.append(Loss("over-fetch", fetched, tag, note, one.name, one.ids))
         losses += _product(one, rest - fetched, evidence)
     return [loss for loss in losses if loss.ns or loss.cause == "floor"]
+
+
+def _floor_shares(streams: Sequence[KernelClass], floor_ns: int, sms: int) -> list[int]:
+    """Share the floor out by what each class could have streamed: its time, times the SMs that it ran on.
+
+    No class gets more than its time; what is over goes to those with time left.
+    """
+    shares = parts_that_add_up([round(one.ns * (one.fill(sms) or 1.0)) for one in streams], floor_ns)
+    shares = [min(share, one.ns) for share, one in zip(shares, streams, strict=True)]
+    room = [one.ns - share for share, one in zip(shares, streams, strict=True)]
+    more = parts_that_add_up(room, floor_ns - sum(shares))
+    return [share + extra for share, extra in zip(shares, more, strict=True)]
 
 
 def _streams(one: KernelClass) -> bool:

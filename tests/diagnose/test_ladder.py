@@ -1,0 +1,71 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from workbench.diagnose.facts import Facts
+from workbench.diagnose.ladder import LadderStep, ladder
+from workbench.trace.bundle import Bundle
+
+Make = Callable[..., Bundle]
+GEMM = {"name": "gemm_full", "ns": 50_000, "grid_x": 1320, "gap": 300}
+
+
+def merged(make_bundle: Make, runs: dict[str, tuple[Bundle, dict[str, Any]]]) -> list[Facts]:
+    """One bundle of several one-variant bundles, ids renumbered; settings by rung."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for name, (bundle, _) in runs.items():
+        for table in ("steps", "kernels", "host", "tensors", "roofs"):
+            rows = bundle.table(table).to_pylist()
+            if table == "roofs" and tables.get("roofs"):
+                continue
+            for row in rows:
+                if "variant" in row:
+                    row["variant"] = name
+                for key in ("step_id", "kernel_id", "host_id"):
+                    if key in row and table == {"step_id": "steps", "kernel_id": "kernels", "host_id": "host"}[key]:
+                        row.pop(key)
+            tables.setdefault(table, []).extend(rows)
+    settings = {name: {"engine": {"device": "cuda", "faults": []} | more} for name, (_, more) in runs.items()}
+    whole = make_bundle(tables, settings, device={"name": "cuda"}, environment={"gpus": [{"name": "NVIDIA H200"}]})
+    return [Facts(whole, name) for name in runs]
+
+
+def test_the_next_rung_is_what_the_accounting_said(make_bundle: Make, device_run: Make) -> None:
+    small = [{"name": "rms_norm", "ns": 2_500, "gap": 500, "grid_x": 64} for _ in range(40)]
+    graph = device_run([*[GEMM] * 8, *small, GEMM])
+    fused = device_run([GEMM] * 9)
+    (step,) = ladder(merged(make_bundle, {"a": (graph, {"rung": "graph"}), "b": (fused, {"rung": "fused"})}))
+    assert (step.lower, step.higher) == ("a", "b")
+    assert step.error == pytest.approx(0, abs=0.03)
+    # 40 of 2.5 us; a node that short gives 0.5 us back to the gap before it.
+    assert dict(step.removed)["small-kernels"] == pytest.approx(80_000, rel=0.02)
+    assert step.predicted is not None
+    assert step.predicted.tag == "modelled"
+    assert "predicted" in step.sentence()
+    assert step.to_json()["error"] == step.error
+
+
+def test_a_rung_that_is_worse_than_predicted_shows_it(make_bundle: Make, device_run: Make) -> None:
+    thin = [GEMM | {"name": "gemm_thin", "grid_x": 33}] * 8
+    slow, slower = device_run(thin), device_run(thin, clean_ns=500_000)
+    (step,) = ladder(merged(make_bundle, {"a": (slow, {"rung": "fp4"}), "b": (slower, {"rung": "splitk"})}))
+    assert step.error is not None
+    assert step.error > 1
+
+
+def test_what_is_not_comparable_is_left_out(make_bundle: Make, device_run: Make) -> None:
+    run = device_run([GEMM] * 4)
+    planted = {"rung": "fused", "faults": ["register-cap"]}
+    overlap = {"rung": "splitk", "overlap": True}
+    assert ladder(merged(make_bundle, {"a": (run, {"rung": "graph"}), "b": (run, planted), "c": (run, overlap)})) == ()
+
+
+def test_without_kernels_the_gain_is_measured_and_not_predicted(make_bundle: Make, device_run: Make) -> None:
+    bare = device_run([], clean_ns=400_000)
+    fast = device_run([], clean_ns=200_000)
+    (step,) = ladder(merged(make_bundle, {"a": (bare, {"rung": "eager"}), "b": (fast, {"rung": "graph"})}))
+    assert isinstance(step, LadderStep)
+    assert step.predicted is None
+    assert step.error is None
+    assert "not predicted: the lower rung's trace holds no kernels" in step.sentence()
