@@ -213,6 +213,17 @@ def _write_limits(run: Run, pipelines: list[Pipeline]) -> None:
         variant = pipeline.variant
         rows = unmeasured(pipeline.device.type, engine=variant.engine.rung, instruments=variant.instruments)
         run.miss(variant.name, *rows)
+        if length := variant.engine.collective_us:
+            run.miss(
+                variant.name,
+                Missing(
+                    "pipeline",
+                    "collectives",
+                    f"one rank of {variant.model.tp} runs on one GPU",
+                    fallback=f"a kernel that waits {length:g} us twice a layer, modelled",
+                    fix="measure them on two GPUs: python -m workbench.decode.rungs.collective_bench",
+                ),
+            )
     for name, missing in run.missing.items():
         run.writer.append("limits", [_limit(name, row) for row in missing])
 

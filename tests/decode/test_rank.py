@@ -1,4 +1,4 @@
-"""A rank's slice is the whole model's byte model at that tp, exactly where nothing but a vocabulary row differs."""
+"""A rank's slice is the whole model's byte model at that tp, but for one row and a few scales."""
 
 import pytest
 
@@ -21,17 +21,17 @@ from workbench.errors import InputError
 )
 @pytest.mark.parametrize("width", [1, 4])
 def test_bytes_are_the_whole_model_s(preset: str, policy: str, width: int) -> None:
-    spec, formats, tp = load_preset(preset), load_policy(policy), 8 if preset != "qwen3-30b-a3b" else 4
+    spec, formats, tp = load_preset(preset), load_policy(policy), 4 if preset == "qwen3-30b-a3b" else 8
     whole = step_bytes(spec, formats, tp=tp, width=width, context=500)
     mine = step_bytes(rank_slice(spec, tp), formats, width=width, context=500)
     for one, all_ranks in zip(mine.rows, whole.rows, strict=True):
-        if (
-            one.cls is TensorClass.EMBEDDING
-        ):  # a row is looked up by the rank that holds it; a slice holds all it asks for
+        if one.cls is TensorClass.EMBEDDING:  # a rank looks up the rows it holds, a slice all that it needs
             assert one.resident_bytes == all_ranks.resident_bytes
         elif one.cls is not TensorClass.NORM:  # sinks, one a head, are held whole in the model's count
-            assert one.read_bytes == pytest.approx(all_ranks.read_bytes, rel=1e-12), one.name
-            assert one.resident_bytes == pytest.approx(all_ranks.resident_bytes, rel=1e-12), one.name
+            # One KV head of 192 numbers has two scales where eight share twelve; all else divides.
+            part = 1e-4 if one.name == "k_proj, v_proj" else 1e-12
+            assert one.read_bytes == pytest.approx(all_ranks.read_bytes, rel=part), one.name
+            assert one.resident_bytes == pytest.approx(all_ranks.resident_bytes, rel=part), one.name
     assert mine.read_bytes == pytest.approx(whole.read_bytes, rel=1e-5)
 
 
@@ -61,7 +61,7 @@ def test_what_a_slice_is() -> None:
 @pytest.mark.parametrize(
     ("preset", "tp", "words"),
     [
-        ("glm-5.2", 5, "does not divide moe.inter=2048"),
+        ("glm-5.2", 5, "does not divide dense_inter=12288"),
         ("gpt-oss-20b", 2, r"attention\.bias"),
         ("qwen3-next-80b-a3b", 2, "gated delta"),
         ("qwen3-30b-a3b", 3, "tp=3 does not divide"),

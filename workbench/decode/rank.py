@@ -19,6 +19,8 @@ def rank_slice(spec: ModelSpec, tp: int) -> ModelSpec:
     """
     if tp == 1:
         return spec
+    if spec.linear is not None:
+        raise InputError(f"{spec.name}: linear: a rank slice of gated delta layers is not built", hint="use tp = 1")
     changes: dict[str, object] = {"name": f"{spec.name} tp{tp}", "mtp": None, "dflash": None}
     changes["vocab"] = _part(spec, "vocab", spec.vocab, tp)
     if spec.dense_inter is not None:

@@ -150,6 +150,25 @@ def test_what_is_held_follows_the_rung() -> None:
         ),
         (model("qwen3-next-80b-a3b", "fused"), "attention: the kernel rungs run gqa and mla only"),
         (
+            model("glm-5.2", "fused", "mxfp4-experts")
+            .replace("random", 'random", tp = 8, routing = "uniform')
+            .replace("mxfp4-experts", 'mxfp4-experts", expand = "step'),
+            "precision.expand: rung 'fused' multiplies bf16 or fp8 experts, not mxfp4; use rung 'fp4'",
+        ),
+        (
+            model("qwen3-30b-a3b", "graph").replace("as-shipped", 'as-shipped", expand = "step'),
+            "precision.expand: 'step' needs routed experts in mxfp4 or fp8, they are bf16",
+        ),
+        (model("glm-5.2", "fp4", "fp8"), "rung 'fp4' needs routed experts in mxfp4, 'fp8' of glm-5.2 has fp8"),
+        (
+            model("gpt-oss-20b", "splitk", "fp8"),
+            "fp8 experts need hidden and moe.inter in multiples of 128",
+        ),
+        (
+            model("gpt-oss-20b", "persistent").replace("random", 'random", routing = "skewed'),
+            "model.routing: rung 'persistent' routes for itself",
+        ),
+        (
             model("gpt-oss-20b", "graph").replace('graph"', 'graph", faults = ["low-split"]'),
             "'low-split' does not apply to rung 'graph'",
         ),
@@ -178,4 +197,41 @@ def test_shapes_that_the_kernels_cannot_take_are_refused(changes: dict[str, Any]
     spec = type(load_preset("gpt-oss-20b")).model_validate(load_preset("gpt-oss-20b").model_dump() | changes)
     with pytest.raises(InputError, match="variant 'v0': ") as error:
         check_variant(variant, spec)
+    assert words in str(error.value)
+
+
+def test_slices_that_do_not_divide_name_the_variant_and_the_field() -> None:
+    (variant,) = variants(model("glm-5.2", "fp4", "mxfp4-experts").replace('"random"', '"random", tp = 5'))
+    with pytest.raises(InputError) as error:
+        variant_spec(variant)
+    assert str(error.value).startswith("variant 'v0': model.tp: glm-5.2: tp=5 does not divide ")
+
+
+def test_a_rank_of_glm_fits_where_its_experts_stay_as_stored(gpu: Any) -> None:
+    def entry(rung: str, policy: str, expand: str) -> str:
+        text = model("glm-5.2", rung, policy).replace('"random"', '"random", tp = 8')
+        return text.replace(f'"{policy}"', f'"{policy}", expand = "{expand}"')
+
+    gpu(139 * 2**30)
+    check_variants(variants(entry("eager", "fp8", "step"), entry("fused", "fp8", "step")))
+    line = complaint(UnfitError, variants(entry("eager", "fp8", "load")))
+    assert "bytes of routed_experts in bf16" in line
+    assert "precision.expand = 'step' keeps them as stored, 90619084800 bytes" in line
+
+
+@pytest.mark.parametrize(
+    ("field", "size", "words"),
+    [
+        ("kv_lora", 48, "attention.kv_lora: 48 is no power of two from 16 to 512"),
+        ("nope_dim", 40, "attention.nope_dim: 40 is not a multiple of 16"),
+        ("q_lora", 96, "attention: q_lora = 96 is not a multiple of 64"),
+    ],
+)
+def test_latent_sizes_that_the_kernels_cannot_take_are_refused(field: str, size: int, words: str) -> None:
+    spec = load_preset("glm-5.2")
+    assert spec.attention.kind == "mla"
+    changed = spec.model_copy(update={"attention": spec.attention.model_copy(update={field: size})})
+    (variant,) = variants(model("glm-5.2", "fp4", "mxfp4-experts"))
+    with pytest.raises(InputError) as error:
+        check_variant(variant, changed)
     assert words in str(error.value)

@@ -1,18 +1,24 @@
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from workbench.decode.fp8 import dequantize_blocks, quantize_blocks
 from workbench.decode.model import Target
 from workbench.decode.mxfp4 import MxFp4, dequantize
-from workbench.decode.precision import load_policy
+from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.presets import load_preset
 from workbench.decode.rungs import random_model as random_model_module
+from workbench.decode.rungs.fit import held_bytes
+from workbench.decode.rungs.narrow import Fp8Experts, draw_fp8
 from workbench.decode.rungs.packed import PackedExperts, expert_layers
+from workbench.decode.rungs.plan import PLANS
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.store import WeightStore
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_target, shipped_folder
-from workbench.errors import UnfitError
+from workbench.errors import InputError, UnfitError
 from workbench.kernels.mxfp4_layout import restore
 from workbench.scenario import parse_scenario
 
@@ -124,3 +130,39 @@ def test_memory_that_runs_out_is_named(monkeypatch: pytest.MonkeyPatch, packed: 
     with pytest.raises(UnfitError) as error:
         build(packed=packed)
     assert str(error.value) == line
+
+
+@pytest.mark.parametrize(("family", "policy"), [("glm", "fp8"), ("glm", "mxfp4-experts-fp8"), ("mimo", "mimo-release")])
+def test_resident_tensors_are_what_the_byte_model_says(models: Callable[..., Any], family: str, policy: str) -> None:
+    """To the byte, but for the router's correction, which the byte model leaves out."""
+    model = models(family, policy)
+    target, packed = model.packed.target, model.packed.packed
+    held = PLANS["eager"].held(load_policy(policy), "bf16", packed=True)
+    counted = held_bytes(model.spec, held)
+    assert sum(part.nbytes for part in packed) == counted[TensorClass.ROUTED_EXPERTS]
+    left = sum(
+        parameter.nbytes
+        for name, parameter in target.named_parameters()
+        if parameter.device.type != "meta" and not name.endswith("correction")
+    )
+    assert left == counted.total() - counted[TensorClass.ROUTED_EXPERTS]
+
+
+def test_fp8_experts_refuse_blocks_that_straddle() -> None:
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(InputError, match="gate_up of 128 x 128: needs whole blocks of 128 x 128"):
+        Fp8Experts(draw_fp8(torch.Size((1, 128, 128)), generator), draw_fp8(torch.Size((1, 128, 128)), generator))
+    bits = draw_fp8(torch.Size((2, 256, 256)), generator)
+    values = bits.values.float()
+    assert bool(values.isfinite().all())
+    assert {float(x) for x in bits.scales.unique().log2() % 1} == {0.0}
+    assert (
+        0.5
+        < float(
+            Fp8Experts(bits, draw_fp8(torch.Size((2, 256, 128)), generator))
+            .rows("gate_up", torch.tensor([0, 1]), torch.float32)
+            .std()
+        )
+        * 16
+        < 2
+    )

@@ -1,4 +1,4 @@
-"""Choices that do not come from the router: what they hold, where they are refused, and that every rung follows them."""
+"""Choices that do not come from the router: what they hold, where they are refused, that rungs follow them."""
 
 import json
 from collections.abc import Callable

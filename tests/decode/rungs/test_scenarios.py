@@ -12,7 +12,16 @@ from workbench.errors import UnfitError
 from workbench.runner import run_scenario
 from workbench.scenario import load_scenario, scenario_names
 
-LADDERS = ["ladder-gpt-oss-20b", "ladder-qwen3-30b", "nano-acceptance"]
+LADDERS = [
+    "ladder-gpt-oss-20b",
+    "ladder-gpt-oss-120b",
+    "ladder-qwen3-30b",
+    "ladder-glm-5.2-rank",
+    "ladder-glm-5.2-rank-fp8",
+    "ladder-mimo-rank",
+    "slope-gpt-oss-20b",
+    "nano-acceptance",
+]
 H200_FREE = 139 << 30
 
 
@@ -55,3 +64,29 @@ def test_nano_acceptance_pairs_w4a16_with_w4a8() -> None:
         wide, narrow = variants[f"{kind}-w4a16"], variants[f"{kind}-w4a8"]
         assert (wide.engine.faults, narrow.engine.faults) == ([], ["w4a8"])
         assert wide.drafter == narrow.drafter
+
+
+@pytest.mark.parametrize(
+    ("name", "spec_name"),
+    [
+        ("ladder-glm-5.2-rank", "glm-5.2 tp8"),
+        ("ladder-glm-5.2-rank-fp8", "glm-5.2 tp8"),
+        ("ladder-mimo-rank", "mimo-v2.5-pro tp8"),
+    ],
+)
+def test_rank_ladders_run_one_slice_with_collectives_of_stated_length(name: str, spec_name: str) -> None:
+    variants = load_scenario(name).variants()
+    assert {variant_spec(variant).name for variant in variants} == {spec_name}
+    assert {variant.engine.collective_us for variant in variants} == {8.0}
+    assert {variant.model.routing for variant in variants} == {"uniform"}
+    assert {variant.drafter.width for variant in variants} == {1, 4, 8}
+    rungs = {variant.engine.rung for variant in variants}
+    assert {"eager", "graph", "splitk", "livequant-naive", "livequant-fused", "livequant-pq"} <= rungs
+    assert ("fused" in rungs) == (name == "ladder-glm-5.2-rank-fp8")
+
+
+def test_the_slope_covers_widths_up_to_16_on_one_rung() -> None:
+    variants = load_scenario("slope-gpt-oss-20b").variants()
+    assert [variant.drafter.width for variant in variants] == [1, 2, 4, 8, 16]
+    assert {variant.engine.rung for variant in variants} == {"splitk"}
+    assert {variant.model.routing for variant in variants} == {"uniform"}

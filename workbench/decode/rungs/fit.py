@@ -33,7 +33,11 @@ def check_variants(variants: Sequence[Variant]) -> None:
 
 def variant_spec(variant: Variant) -> ModelSpec:
     """Return what ``variant`` runs: the model that it names, or one rank's slice of it."""
-    return rank_slice(load_shape(variant), variant.model.tp)
+    whole = load_shape(variant)
+    try:
+        return rank_slice(whole, variant.model.tp)
+    except InputError as error:
+        raise InputError(f"variant {variant.name!r}: model.tp: {error.message}", hint=error.hint) from None
 
 
 def load_shape(variant: Variant) -> ModelSpec:
@@ -71,8 +75,12 @@ def _check_devices(variants: Sequence[Variant]) -> None:
         )
     for variant in variants:
         where = f"variant {variant.name!r}"
-        if resolve_device(variant.engine.device, where).type == "cpu" and variant.engine.rung in rungs:
+        if resolve_device(variant.engine.device, where).type != "cpu":
+            continue
+        if variant.engine.rung in rungs:
             raise InputError(f"{where}: engine.device: rung {variant.engine.rung!r} runs on 'cuda' only")
+        if variant.engine.collective_us:
+            raise InputError(f"{where}: engine.collective_us: the stand-in is a GPU kernel, the device is the CPU")
 
 
 def check_variant(variant: Variant, spec: ModelSpec) -> None:
@@ -95,6 +103,9 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         raise InputError(
             f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4", hint="change precision.policy"
         )
+    if variant.model.routing != "router" and (spec.moe is None or plan.persistent):
+        why = "routes for itself" if plan.persistent else f"of {spec.name} has no experts to choose"
+        raise InputError(f"{where}: model.routing: rung {rung!r} {why}", hint="leave it out")
     if plan.persistent:
         _check_persistent(spec, where)
     if plan.persistent and variant.drafter.kind != "none":
