@@ -61,7 +61,7 @@ def test_shares_and_errors() -> None:
         )
     )
     assert (report.top(1), report.top(3)) == (0.5, 0.75)
-    assert report.whatif_error("measured", "estimated") == pytest.approx(0.2)
+    assert report.whatif_error("estimated") == pytest.approx(0.2)
     assert report.whatif_error("modelled") == pytest.approx(2.0)
     assert report.false_findings == (("faults-host", "clean", "noise"),)
     assert Report((Score(case, why="x"),)).top(1) is None

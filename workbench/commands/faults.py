@@ -132,7 +132,7 @@ def _print(report: "Report") -> None:
     for scenario, variant, found in report.false_findings:
         print_line(f"  {scenario}, {variant}: {found}")
     print_line(
-        f"what-if error  {share(report.whatif_error('measured', 'estimated'))} (median; from measurements), "
+        f"what-if error  {share(report.whatif_error('estimated'))} (median; estimated from measurements), "
         f"{share(report.whatif_error('modelled'))} (modelled acceptance)"
     )
     for score in report.scores:
