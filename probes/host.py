@@ -64,6 +64,16 @@ class HostProbe:
         return Capture({"host": nest(rows)}, placed.offset_ns, placed.residual_ns, clocks={self.name: placed})
 
 
+def kineto_clock() -> Fit:
+    """Return how Kineto's host clock is placed on ours, by a capture of nothing but markers.
+
+    It is the clock of every process here whose Kineto is alike. Raises InputError where the markers are lost.
+    """
+    probe = HostProbe()
+    probe.start()
+    return probe.stop().clocks[probe.name]
+
+
 def take_marks() -> list[Reading]:
     """Open MARKS spans called MARKER; return our clock's readings before and after each was opened.
 

@@ -141,6 +141,13 @@ def capture_of(
         why = "no stamps of the marker kernels in the capture" if stamps else "no marker kernels were run"
         fallback = "Kineto's own alignment of device and host; residual: kernels that begin before their launch"
         missing.append(Missing("kernels", "device clock alignment to 2 us", why, fallback))
+    return placed_capture(trace, host_fit, device_fit, missing=missing, host=host)
+
+
+def placed_capture(
+    trace: KinetoTrace, host_fit: Fit, device_fit: Fit, *, missing: Sequence[Missing], host: bool = True
+) -> Capture:
+    """Return ``trace`` as tables on the bundle's clock; ``host_fit`` places host rows, ``device_fit`` device rows."""
     trace = _placed(_without_markers(trace, host=host), host_fit, device_fit)
     tables = Tables(trace, FoundSteps("none", []), None, _threads_per_sm(trace))
     columns = {

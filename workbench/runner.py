@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from workbench.decode.clock import CudaClock
+from workbench.decode.engine import Engine
 from workbench.decode.pipeline import Pipeline, build_pipeline
 from workbench.decode.rungs.fit import check_variants
 from workbench.decode.rungs.store import WeightStore
@@ -59,17 +60,18 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
     costs, uncosted = fresh_costs(variants, progress)  # first: each of these processes needs the device's memory
     store = WeightStore()
     progress("build", 0, len(variants))
-    pipelines = []
-    for index, variant in enumerate(variants):
-        pipelines.append(build_pipeline(variant, store))
-        progress("build", index + 1, len(variants))
-    manifest = _manifest(scenario, pipelines)
-    with BundleWriter.create(out, manifest) as writer, ExitStack() as stack:
-        run = Run(writer, progress, costs=costs)
+    pipelines: list[Pipeline] = []
+    with ExitStack() as stack:
+        for index, variant in enumerate(variants):
+            pipelines.append(build_pipeline(variant, store))
+            stack.callback(pipelines[-1].close)
+            progress("build", index + 1, len(variants))
+        manifest = _manifest(scenario, pipelines)
+        run = Run(stack.enter_context(BundleWriter.create(out, manifest)), progress, costs=costs)
         for name, missing in uncosted:
             run.miss(name, missing)
         bench = _bench(run, pipelines, stack)
-        writer.append("env", env_rows(manifest.environment, bench))
+        run.writer.append("env", env_rows(manifest.environment, bench))
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
         with _stated(run, pipelines, manifest), _cpu_threads(threads):
             for repetition in range(max(variant.measure.repetitions for variant in variants)):
@@ -79,7 +81,7 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
             _instrumented(run, pipelines, bench)
             for pipeline in pipelines:
                 rows = tensor_rows(pipeline, run.measured[pipeline.variant.name])
-                writer.append("tensors", [{"variant": pipeline.variant.name, **row} for row in rows])
+                run.writer.append("tensors", [{"variant": pipeline.variant.name, **row} for row in rows])
     return out
 
 
@@ -211,8 +213,10 @@ def _write_limits(run: Run, pipelines: list[Pipeline]) -> None:
     """State what this run could not measure, and what stands in for it."""
     for pipeline in pipelines:
         variant = pipeline.variant
-        rows = unmeasured(pipeline.device.type, engine=variant.engine.rung, instruments=variant.instruments)
+        rows = unmeasured(pipeline.device.type, engine=_engine_name(variant), instruments=variant.instruments)
         run.miss(variant.name, *rows)
+        if not isinstance(pipeline.engine, Engine):
+            run.miss(variant.name, *pipeline.engine.missing())
         if length := variant.engine.collective_us:
             run.miss(
                 variant.name,
@@ -226,6 +230,10 @@ def _write_limits(run: Run, pipelines: list[Pipeline]) -> None:
             )
     for name, missing in run.missing.items():
         run.writer.append("limits", [_limit(name, row) for row in missing])
+
+
+def _engine_name(variant: Variant) -> str:
+    return variant.engine.rung if variant.engine.kind == "workbench" else variant.engine.kind
 
 
 def _limit(variant: str | None, row: Missing) -> dict[str, Any]:

@@ -101,8 +101,17 @@ class Precision(Section):
 
 
 class Engine(Section):
-    """How a step is executed."""
+    """How a step is executed: by a rung of this project, or by a real engine in a process of its own."""
 
+    kind: Literal["workbench", "sglang"] = Field(
+        default="workbench", description="sglang: dummy weights of model.preset, batch 1; needs weights = 'random'"
+    )
+    python: str = Field(
+        default="", description="sglang: interpreter that has it; default: $WORKBENCH_SGLANG_PYTHON, else this one"
+    )
+    arguments: dict[str, str | int | float | bool | list[int] | list[str]] = Field(
+        default={}, description="sglang: keyword arguments of sglang.Engine beside the default ones, or instead of them"
+    )
     rung: Rung = "eager"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=4096, description="CPU threads; default: what the library picks")

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
@@ -33,6 +34,9 @@ from workbench.decode.weights import load_dflash, shipped_folder
 from workbench.errors import InputError
 from workbench.scenario import Variant
 
+if TYPE_CHECKING:
+    from workbench.engines.sglang_engine import SglangEngine
+
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
@@ -58,8 +62,13 @@ class Pipeline:
     dtype: torch.dtype
     stored: Policy
     held: Policy
-    engine: Engine
+    engine: "Engine | SglangEngine"
     prompts: list[TokenPrompt]
+
+    def close(self) -> None:
+        """End what the engine keeps running."""
+        if not isinstance(self.engine, Engine):
+            self.engine.close()
 
 
 def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeline:
@@ -78,6 +87,12 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
     spec, plan = variant_spec(variant), PLANS[variant.engine.rung]
     stored = load_policy(variant.precision.policy, shipped=spec.shipped)
     prompts = _prompts(variant, spec)
+    if variant.engine.kind == "sglang":
+        from workbench.engines.sglang_engine import SglangEngine
+
+        whole, tp = load_shape(variant), variant.model.tp
+        served = SglangEngine(variant, spec)
+        return Pipeline(variant, spec, whole, tp, device, dtype, stored, stored, served, prompts)
     longest = max(len(prompt.tokens) for prompt in prompts)
     # A draft may reach past the last token that is asked for.
     capacity = longest + variant.prompts.new_tokens + variant.drafter.width

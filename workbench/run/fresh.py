@@ -41,7 +41,7 @@ def fresh_costs(variants: list[Variant], progress: Progress) -> Costs:
     costs: list[Perturbation] = []
     missing: list[tuple[str, Missing]] = []
     for variant in variants:
-        if not variant.instruments.fresh_process:
+        if not variant.instruments.fresh_process or variant.engine.kind != "workbench":
             continue
         wanted = modes(variant)
         clean: int | None = None

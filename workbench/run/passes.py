@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from workbench.decode.clock import CudaClock
-from workbench.decode.engine import SequenceRecord
+from workbench.decode.engine import Engine, SequenceRecord
 from workbench.decode.pipeline import Pipeline
 from workbench.decode.rungs.plan import PLANS
+from workbench.engines.trace_probe import EngineTraceProbe
 from workbench.probes.host import HostProbe
 from workbench.probes.kernels import KernelsProbe
 from workbench.probes.lanes import LaneSource, LanesProbe
@@ -119,8 +120,9 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
     """Decode again with a kernel that stamps its phases; for the persistent rung alone."""
     variant = pipeline.variant
     what, limit = "spans of each CTA within a kernel", variant.instruments.sampled_steps
-    if not PLANS[variant.engine.rung].persistent:
-        why = f"the {variant.engine.rung} rung's kernels take no stamps"
+    if not isinstance(pipeline.engine, Engine) or not PLANS[variant.engine.rung].persistent:
+        whose = "SGLang" if variant.engine.kind == "sglang" else f"the {variant.engine.rung} rung"
+        why = f"{whose}'s kernels take no stamps"
         run.miss(variant.name, Missing("lanes", what, why, fallback="durations of whole kernels in the traced pass"))
         return
     if not variant.instruments.lanes or limit == 0:
@@ -215,6 +217,8 @@ def _tracer(pipeline: Pipeline, bench: CudaBench | None) -> tuple[Probe | None, 
         for name, what in signals
         if not getattr(wanted, name)
     ]
+    if not isinstance(pipeline.engine, Engine):
+        return (EngineTraceProbe(pipeline.engine.session, host=wanted.host) if wanted.kernels else None), off
     if bench is not None and wanted.kernels:
         return KernelsProbe(bench.marker, host=wanted.host), off
     return (HostProbe() if wanted.host else None), off

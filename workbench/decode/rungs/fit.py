@@ -25,10 +25,17 @@ def check_variants(variants: Sequence[Variant]) -> None:
 
     Either names the variant and the field, or all rungs that lack a GPU. Nothing is allocated.
     """
-    _check_devices(variants)
+    own = [variant for variant in variants if variant.engine.kind == "workbench"]
+    _check_devices(own)
     for variant in variants:
-        check_variant(variant, variant_spec(variant))
-    _check_memory(variants)
+        if variant.engine.kind == "sglang":
+            from workbench.engines.sglang_engine import check
+
+            resolve_device(variant.engine.device, f"variant {variant.name!r}")
+            check(variant, variant_spec(variant))
+        else:
+            check_variant(variant, variant_spec(variant))
+    _check_memory(own)
 
 
 def variant_spec(variant: Variant) -> ModelSpec:
@@ -226,6 +233,7 @@ def _check_memory(variants: Sequence[Variant]) -> None:
         packed, live = stays_packed(variant), plan.fp8(policy)
         key = (spec, variant.model.weights, variant.model.seed, policy.name, device.type, packed)
         bytes_of = needed[device.type]
+        parts: list[tuple[tuple[object, ...], Policy, frozenset[TensorClass]]]
         parts = [((*key, "weights"), PLANS["eager"].held(policy, base, packed=packed), frozenset(TensorClass))]
         if live:
             parts.append(((*key, live), Policy("live", dict.fromkeys(live, "fp8")), live))
