@@ -124,7 +124,7 @@ class Experts(nn.Module):
     def _routed(self, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         on_cpu = x.device.type == "cpu"
         if self.narrow is not None:
-            pieces = zip(*(part.split(GATHER_ROWS) for part in (x, weights, indices)), strict=True)
+            pieces = zip(*(torch.split(part, GATHER_ROWS) for part in (x, weights, indices)), strict=True)
             return torch.cat([self._gathered(*piece) for piece in pieces])
         if x.shape[0] > (MANY_TOKENS if on_cpu else MANY_GATHERED):
             dense = torch.zeros(x.shape[0], self.shape.experts, device=x.device, dtype=x.dtype)

@@ -31,7 +31,7 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     The first rot numbers of a head rotate, the others pass.
     """
     cos, sin = table[0].unsqueeze(-2), table[1].unsqueeze(-2)
-    turning, passing = x.split([2 * table.shape[-1], x.shape[-1] - 2 * table.shape[-1]], dim=-1)
+    turning, passing = torch.split(x, [2 * table.shape[-1], x.shape[-1] - 2 * table.shape[-1]], dim=-1)
     low, high = turning.float().chunk(2, dim=-1)
     return torch.cat(((low * cos - high * sin).to(x.dtype), (high * cos + low * sin).to(x.dtype), passing), dim=-1)
 

@@ -12,11 +12,13 @@ import json
 import os
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 
 from workbench.errors import UnfitError, WorkbenchError
 
@@ -37,16 +39,20 @@ def measure(rank: int, world: int, hidden: int, count: int, rounds: int, address
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(count):
-                dist.all_reduce(data)
+            _all(data, count)
         captured = _times(graph.replay, count, rounds)
-        eager = _times(lambda data=data: [dist.all_reduce(data) for _ in range(count)], count, rounds)  # type: ignore[misc]
+        eager = _times(partial(_all, data, count), count, rounds)
         correct = check(width, hidden, world)
         rows.append({"width": width, "bytes": data.nbytes, "correct": correct, **captured, "eager_us": eager["us"]})
     if rank == 0:
         Path(into).write_text(json.dumps(rows), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _all(data: torch.Tensor, count: int) -> None:
+    for _ in range(count):
+        dist.all_reduce(data)
 
 
 def check(width: int, hidden: int, world: int) -> bool:
@@ -106,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     rendezvous = out / f".collective_bench.{os.getpid()}"
     work = (gpus, options.hidden, options.count, options.rounds, f"file://{rendezvous.resolve()}", str(into))
     try:
-        torch.multiprocessing.spawn(measure, args=work, nprocs=gpus)  # type: ignore[attr-defined]
+        launch: Any = spawn  # untyped in torch
+        launch(measure, args=work, nprocs=gpus)
     finally:
         rendezvous.unlink(missing_ok=True)
     rows = json.loads(into.read_text(encoding="utf-8"))

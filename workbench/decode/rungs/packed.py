@@ -33,7 +33,9 @@ class PackedExperts:
     def rows(self, half: Half, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the projections of experts ``ids`` [...], [..., N, K] in ``dtype``, gate rows first."""
         words, scale_words = getattr(self, half)
-        return expand(words[ids.flatten()], scale_words[ids.flatten()], half, dtype).unflatten(0, ids.shape)
+        flat = ids.flatten()
+        values = expand(words[flat], scale_words[flat], half, dtype)
+        return values.view(*ids.shape, *values.shape[1:])
 
 
 def pack(gate_up: MxFp4, down: MxFp4, ffn: Experts) -> PackedExperts:
@@ -76,8 +78,8 @@ def expand(words: Tensor, scale_words: Tensor, half: Half, dtype: torch.dtype) -
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return the values by code and the two lists of shifts: made once, since a graph must not copy from the host."""
-    shifts = (torch.tensor(bits, dtype=torch.int32, device=device) for bits in ((0, 16), (0, 8, 16, 24)))
-    return torch.tensor(MAGNITUDES, dtype=torch.float32, device=device), *shifts
+    halves, quarters = (torch.tensor(bits, dtype=torch.int32, device=device) for bits in ((0, 16), (0, 8, 16, 24)))
+    return torch.tensor(MAGNITUDES, dtype=torch.float32, device=device), halves, quarters
 
 
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
+from workbench.decode.attention import Attention
 from workbench.decode.experts import ALPHA, LIMIT, Experts
 from workbench.decode.model import Block, Scores, Target
 from workbench.decode.rungs.packed import PackedExperts
@@ -54,6 +55,7 @@ def checkpoint_layer(block: Block, packed: PackedExperts) -> persistent_referenc
     """Return one layer in the form that the kernel's packing starts from; absent biases and sinks are neutral ones."""
     attention, ffn = block.attention, block.ffn
     assert isinstance(ffn, Experts)  # noqa: S101 - checked by step_shape
+    assert isinstance(attention, Attention)  # noqa: S101 - likewise
     parts = (attention.q, attention.k, attention.v)
     gate_up, gate_up_scales = restore(*packed.gate_up, "interleaved")
     down, down_scales = restore(*packed.down, "plain")

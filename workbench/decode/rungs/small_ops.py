@@ -54,7 +54,7 @@ def rope_write(
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    turning, passing = x.split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    turning, passing = torch.split(x, [2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
     low, high = turning.float().chunk(2, -1)
     turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(x.dtype)
     return torch.cat((turned, passing), -1) if passing.shape[-1] else turned
