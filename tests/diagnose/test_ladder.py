@@ -57,8 +57,21 @@ def test_a_rung_that_is_worse_than_predicted_shows_it(make_bundle: Make, device_
 def test_what_is_not_comparable_is_left_out(make_bundle: Make, device_run: Make) -> None:
     run = device_run([GEMM] * 4)
     planted = {"rung": "fused", "faults": ["register-cap"]}
-    overlap = {"rung": "splitk", "overlap": True}
-    assert ladder(merged(make_bundle, {"a": (run, {"rung": "graph"}), "b": (run, planted), "c": (run, overlap)})) == ()
+    other = {"rung": "fused", "threads": 3}
+    assert ladder(merged(make_bundle, {"a": (run, {"rung": "graph"}), "b": (run, planted), "c": (run, other)})) == ()
+
+
+def test_rungs_that_lie_apart_lose_all_that_lies_between(make_bundle: Make, device_run: Make) -> None:
+    small = [{"name": "rms_norm", "ns": 2_500, "gap": 500, "grid_x": 64} for _ in range(40)]
+    thin = [GEMM | {"name": "gemm_thin", "grid_x": 33}] * 4
+    runs = {
+        "low": (device_run([*thin, *small, GEMM]), {"rung": "graph"}),
+        "overlapped": (device_run([GEMM] * 3), {"rung": "splitk", "overlap": True}),
+        "plain": (device_run([GEMM] * 2), {"rung": "splitk"}),
+    }
+    (step,) = ladder(merged(make_bundle, runs))
+    assert step.higher == "plain"
+    assert {"small-kernels", "under-fill", "launch-gap"} <= set(dict(step.removed))
 
 
 def test_without_kernels_the_gain_is_measured_and_not_predicted(make_bundle: Make, device_run: Make) -> None:

@@ -6,11 +6,15 @@ kernels of 1.07 us pitch, durations added up to 653 us in a step that took 641 u
 
 1. a kernel from a graph keeps its duration where it is longer than ``SHORT_NS``; a shorter one gives up to
    ``NODE_OVERHEAD_NS`` back, never more than half of itself. What it gives back lies between nodes in the clean step;
-2. gaps inside a replay are held to ``NODE_GAP_NS`` a node; the profiler's own work vanishes;
-3. all gaps are scaled by one factor so that the phase closes on its clean time. Where the kernels alone exceed that,
-   gaps vanish and short kernels, then all, shrink; where even unscaled gaps leave time over, it stays unexplained.
+2. gaps inside a replay, with what the kernels gave back, are held to ``NODE_GAP_NS`` a node; the profiler's own work
+   vanishes;
+3. gaps inside replays come first, all others (before launches and replays) are scaled by one factor so that the phase
+   closes on its clean time. Where the kernels alone exceed that, gaps vanish and short kernels, then all, shrink; where
+   even unscaled gaps leave time over, it stays unexplained.
 
-What step 3 could not close by a factor between 0 and 1 is the residual: the model's error, stated.
+What no factor between 0 and 1 could close is the residual: the model's error, stated. Checked against counters sampled
+every 10 us from another process (H200, gpt-oss-20b, verify forward): idle outside replays 463 us by this model, about
+500 by the counters for a graph of 1,900 nodes, 65 and about 30 us for one of 220 (only empty samples count as idle).
 """
 
 from dataclasses import dataclass
@@ -112,7 +116,7 @@ def clean_map(timeline: Timeline, gaps: Gaps, from_graph: Flags, steps: Steps, *
             from_graph[timeline.row[runs]],
             own,
             traced_gaps / count,
-            int(gaps.inside[at].sum()) / count,
+            len(np.unique(timeline.row[runs[from_graph[timeline.row[runs]]]])) / count,
             float(gaps.parts[0, at][gaps.inside[at]].sum()) / count,
             clean_ns,
             len(names),
@@ -158,13 +162,12 @@ def _model(
     scale = np.divide(share, own, out=np.zeros_like(share), where=own > 0)
     kept = (own - back) * scale
     given = float((back * scale).sum())
-    gaps = gaps.copy()
-    gaps[GAP_CAUSES.index("profiler")] = 0.0
-    node_gaps = min(inside_ns + given, NODE_GAP_NS * nodes)
-    spare = inside_ns + given - node_gaps
-    gaps[0] += node_gaps - inside_ns
+    others = gaps.copy()
+    others[0] -= inside_ns
+    others[GAP_CAUSES.index("profiler")] = 0.0
+    between = min(inside_ns + given, NODE_GAP_NS * nodes)
+    spare = inside_ns + given - between
     rest = clean_ns - float(kept.sum())
-    wanted = float(gaps.sum())
     residual = 0.0
     kernel_rule = "kept; short graph nodes less their overhead"
     if rest < 0:
@@ -178,15 +181,20 @@ def _model(
             kept = kept * (clean_ns / float(kept.sum()))
         residual = max(over, 0.0)
         kernel_rule = f"kernels alone exceed the clean time by {-rest / 1e3:.1f} us: shrunk to it"
-        gaps[:] = 0.0
+        between, others = 0.0, others * 0.0
         gap_rule = "none left"
-    elif wanted > 0 and rest <= wanted:
-        gaps *= rest / wanted
-        gap_rule = f"scaled by {rest / wanted:.3f}"
+    elif rest <= between + float(others.sum()):
+        between = min(between, rest)
+        wanted = float(others.sum())
+        factor = (rest - between) / wanted if wanted else 0.0
+        others = others * factor
+        gap_rule = f"outside replays scaled by {factor:.3f}, inside to {between / 1e3:.1f} us"
     else:
-        more = min(rest - wanted, spare)
-        gaps[0] += more
-        residual = rest - wanted - more
-        gaps[-1] += residual
+        more = min(rest - between - float(others.sum()), spare)
+        between += more
+        residual = rest - between - float(others.sum())
+        others[-1] += residual
         gap_rule = "kept"
+    gaps = others
+    gaps[0] += between
     return np.bincount(of, kept, classes), gaps, residual, (kernel_rule, gap_rule)

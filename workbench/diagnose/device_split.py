@@ -74,6 +74,7 @@ def split(
                 expanded_bytes=floor.expanded_bytes if floor else 0,
                 bytes_per_s=floor.bytes_per_s if floor else 0,
                 steps=len(steps),
+                packed_experts=floor.packed_experts if floor else False,
             )
             forward = kernel_losses(own, target_floor, evidence)
             losses += forward

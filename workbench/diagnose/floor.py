@@ -20,7 +20,8 @@ class Floor:
 
     ``target_bytes`` and ``draft_bytes`` are in the stored formats. ``expert_bytes`` is the part of ``target_bytes``
     that goes with the number of distinct experts. ``expanded_bytes``: what a step reads on top of them because the
-    engine holds weights wider than they are stored; no part of the floor. ``tag`` is that of the byte model.
+    engine holds weights wider than they are stored; no part of the floor. ``packed_experts``: routed experts are held
+    in a four-bit format. ``tag`` is that of the byte model.
     """
 
     target_bytes: int
@@ -30,6 +31,7 @@ class Floor:
     roof_note: str
     tag: Tag
     expanded_bytes: int = 0
+    packed_experts: bool = False
 
     def target_ns(self, steps: Steps) -> Ints:
         """Return each step's target floor in ns: its own distinct experts, all else as in the average step."""
@@ -52,6 +54,8 @@ SELECT coalesce(sum(read_bytes) FILTER (role <> 'draft'), 0) AS target,
        coalesce(sum(read_bytes) FILTER (tensor_class = ? AND role = 'target'), 0) AS experts,
        coalesce(sum(CASE WHEN stored_bytes > 0 AND resident_bytes > stored_bytes
                     THEN read_bytes * (resident_bytes::DOUBLE / stored_bytes - 1) END), 0) AS expanded,
+       coalesce(bool_or(tensor_class = ? AND role = 'target' AND format LIKE '%fp4%'
+                        AND resident_bytes <= 1.2 * stored_bytes), false) AS packed,
        CASE WHEN bool_or(tag = 'modelled') THEN 'modelled' ELSE 'estimated' END AS tag
 FROM tensors WHERE variant = ?
 """
@@ -68,7 +72,9 @@ def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
     device, and the floor is modelled.
     """
     roofs = bundle.query(_ROOF, [device]).to_pylist()
-    row = bundle.query(_SQL, [TensorClass.ROUTED_EXPERTS.value, variant]).to_pylist()[0]
+    row = bundle.query(_SQL, [TensorClass.ROUTED_EXPERTS.value, TensorClass.ROUTED_EXPERTS.value, variant]).to_pylist()[
+        0
+    ]
     if not roofs or not row["target"]:
         return None
     return Floor(
@@ -79,4 +85,5 @@ def load_floor(bundle: Bundle, variant: str, device: str) -> Floor | None:
         roof_note=roofs[0]["note"],
         tag=row["tag"] if roofs[0]["tag"] == "measured" else "modelled",
         expanded_bytes=round(row["expanded"]),
+        packed_experts=row["packed"],
     )

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.diagnose.columns import Columns, Flags
-from workbench.diagnose.kernel_kinds import FOUR_BIT, Kind, kind_of
+from workbench.diagnose.kernel_kinds import EXPERTS, FOUR_BIT, Kind, kind_of
 from workbench.diagnose.steps import Ints
 from workbench.diagnose.timeline import PHASES, Timeline
 from workbench.hardware import Hardware
 
 SHARED_BYTES_PER_SM = 227 << 10
 """Shared memory that CTAs of one SM share, sm_90 and sm_100."""
+
+ONCE_A_STEP = 3
+"""Launches a step up to which a sort or scan is the sampler's; a router runs in every layer."""
 
 SPILL_BYTES = 32
 """Local memory of a thread from which it counts as spilled: less is a few addressed variables."""
@@ -52,6 +55,16 @@ class KernelClass:
     def four_bit(self) -> bool:
         """Whether its name says that it reads four-bit weights."""
         return bool(FOUR_BIT.search(self.name))
+
+    @property
+    def experts(self) -> bool:
+        """Whether its name says that it multiplies by experts."""
+        return bool(EXPERTS.search(self.name))
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether it samples or accepts: it runs after the forward's last product, or is named so and not a layer's."""
+        return self.last or (self.kind == "sampling" and self.per_step <= ONCE_A_STEP)
 
     def fill(self, sms: int) -> float | None:
         """Return the share of the SMs that get a CTA, at most 1; None where the grid is not known."""

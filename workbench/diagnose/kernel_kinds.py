@@ -11,7 +11,7 @@ activations ahead of a product. device-copy: moves bytes from device memory to d
 embedding, routing, reductions, element by element."""
 
 PRODUCT = re.compile(
-    r"gemm|gemv|nvjet|matmul|cutlass|cublas(?!Lt::splitKreduce)|wgmma|xmma|moe|expert|gate_up|down_kernel|"
+    r"gemm|gemv|skinny|nvjet|matmul|cutlass|cublas(?!Lt::splitKreduce)|wgmma|xmma|moe|expert|gate_up|down_kernel|"
     r"attention|flash|fmha|mla_|_mla|gqa|decode|fused_kernel|lm_head|splitk|linear|Cijk_|_fwd_kernel|persistent|mmha",
     re.IGNORECASE,
 )
@@ -28,7 +28,10 @@ SAMPLING = re.compile(
     r"cunn_SoftMax|gumbel|nucleus|greedy_kernel|rejection_kernel|DeviceScan|tensor_kernel_scan",
     re.IGNORECASE,
 )
-DEVICE_COPY = re.compile(r"direct_copy|copy_kernel|memcpy.*(DtoD|Device -> Device)|CatArray|clone", re.IGNORECASE)
+DEVICE_COPY = re.compile(
+    r"direct_copy|copy_kernel|memcpy.*(DtoD|Device -> Device)|CatArray|clone|gather_kernel|index_?select", re.IGNORECASE
+)
+EXPERTS = re.compile(r"gate_up|down_kernel|expert|moe|matmul_ogs", re.IGNORECASE)
 FOUR_BIT = re.compile(r"mxfp4|nvfp4|fp4|e2m1|w4a|int4|awq|gptq|marlin|mxf4", re.IGNORECASE)
 
 

@@ -49,7 +49,8 @@ class Loss:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the split goes by. ``floor_bytes`` and ``bytes_per_s``: of a step; 0 where not known. ``expanded_bytes``:
-    what a step reads beyond them because weights are held wider than they are stored, by the byte model."""
+    what a step reads beyond them because weights are held wider than they are stored, by the byte model.
+    ``packed_experts``: experts are held in four bits."""
 
     sms: int
     counters: StepCounters
@@ -58,6 +59,7 @@ class Evidence:
     expanded_bytes: float
     bytes_per_s: int
     steps: int
+    packed_experts: bool = False
 
 
 def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evidence) -> list[Loss]:
@@ -70,7 +72,8 @@ def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evide
     losses += [Loss("floor", floor_ns, "estimated", "the kernels that stream take it")]
     shares = _floor_shares(streams, floor_ns, evidence.sms)
     left = [one.ns - share for one, share in zip(streams, shares, strict=True)]
-    copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch")
+    # A copy reads half of what it moves: so much of the measured excess is its own.
+    copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch") // 2
     taken, tag, note = _over_fetch(evidence, copied, sum(left))
     for one, rest, fetched in zip(streams, left, parts_that_add_up(left, taken), strict=True):
         if fetched:
@@ -119,8 +122,9 @@ def _by_kind(one: KernelClass, each: str) -> Loss | None:
     if one.kind in by_kind and not (one.kind == "device-copy" and one.each_ns < SMALL_NS):
         cause, note = by_kind[one.kind]
         return Loss(cause, one.ns, "estimated", note, one.name, one.ids)
-    if one.kind == "sampling" or one.last:
-        return Loss("verify-and-sampling", one.ns, "estimated", f"after the last product, {each}", one.name, one.ids)
+    if one.chooses_tokens:
+        where = "after the last product" if one.last else "named after sampling"
+        return Loss("verify-and-sampling", one.ns, "estimated", f"{where}, {each}", one.name, one.ids)
     if one.kind == "quantise" and one.feeds_product:
         note = f"a product waits for it, {each}"
         return Loss("serialised", one.ns, "estimated", note, one.name, one.ids)
@@ -180,7 +184,7 @@ def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
         idle = rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s
         if issue >= BUSY_PIPES and idle:
             take("instruction-bound", rest, f"instruction pipes {issue:.0%} busy while memory is not", rest)
-    elif one.four_bit and evidence.floor_bytes:
+    elif (one.four_bit or (one.experts and evidence.packed_experts)) and evidence.floor_bytes:
         note = "four-bit weights are decoded by integer instructions; no counter confirms it"
         take("instruction-bound", rest, note, rest)
     if rest:

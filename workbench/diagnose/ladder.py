@@ -15,16 +15,19 @@ from workbench.quantity import Quantity
 
 ORDER = ("eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "persistent")
 
-REMOVES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("eager", "graph"): ("host-bound", "cpu-sync", "launch-gap"),
-    ("graph", "fused"): ("small-kernels", "launch-gap"),
-    ("fused", "fp4"): ("over-fetch",),
-    ("fp4", "splitk"): ("under-fill", "tail"),
-    ("livequant-naive", "livequant-fused"): ("serialised",),
-    ("splitk", "persistent"): ("launch-gap", "replay-boundary", "small-kernels", "host-bound", "tail"),
-    ("livequant-fused", "persistent"): ("launch-gap", "replay-boundary", "small-kernels", "host-bound", "tail"),
+MAIN = ("eager", "graph", "fused", "fp4", "splitk", "persistent")
+"""The rungs that build on each other; live quantisation branches off split K."""
+
+REMOVES: dict[str, tuple[str, ...]] = {
+    "graph": ("host-bound", "cpu-sync", "launch-gap"),
+    "fused": ("small-kernels", "launch-gap", "over-fetch by copies"),
+    "fp4": ("over-fetch",),
+    "splitk": ("under-fill", "tail"),
+    "livequant-fused": ("serialised",),
+    "persistent": ("launch-gap", "replay-boundary", "small-kernels", "host-bound", "tail", "under-fill"),
 }
-"""What the higher rung of a pair is there to remove. A pair that is not listed changes bytes alone."""
+"""What a rung of ``MAIN`` removes from the one below it, and fused live quantisation from the naive one. Between rungs
+that lie apart all of it goes; a rung that is not listed changes bytes alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class LadderStep:
         measured = f"{significant(self.now.value, 3)} to {significant(self.measured.value, 3)} {self.now.unit} measured"
         if self.predicted is None or self.error is None:
             return f"{self.lower} to {self.higher}: {measured}; not predicted: {self.why}"
-        gone = ", ".join(f"{name} {ns / 1e3:.3g} us" for name, ns in self.removed if ns) or "nothing"
+        gone = ", ".join(f"{name} {ns / 1e3:.3g} us" for name, ns in self.removed if ns) or "any loss"
         return (
             f"{self.lower} to {self.higher}: {measured}, {significant(self.predicted.value, 3)} predicted "
             f"({self.error:+.1%}) from a step without {gone}"
@@ -84,11 +87,13 @@ def ladder(variants: list[Facts]) -> tuple[LadderStep, ...]:
     for facts in variants:
         engine = facts.settings["engine"]
         rung = engine.get("rung")
-        if rung not in ORDER or engine.get("faults") or engine.get("overlap") or facts.tok_s is None:
+        if rung not in ORDER or engine.get("faults") or facts.tok_s is None:
             continue
         same = {key: facts.settings.get(key) for key in ("model", "drafter", "sampling", "prompts")}
         key = repr(sorted(same.items())) + repr(engine.get("threads")) + facts.device
-        groups.setdefault(key, {}).setdefault(str(rung), facts)
+        group = groups.setdefault(key, {})
+        if rung not in group or group[rung].settings["engine"].get("overlap"):  # a rung without overlap goes first
+            group[str(rung)] = facts
     steps = []
     for group in groups.values():
         rungs = [rung for rung in ORDER if rung in group]
@@ -107,7 +112,9 @@ def _step(low_rung: str, high_rung: str, lower: Facts, higher: Facts) -> LadderS
     steps = len(lower.steps)
     per_step = {one.name: one.total_ns / steps for one in lower.accounting.causes}
     kernels = sum(one.per_step for one in found.classes)
-    removed = {cause: per_step.get(cause, 0.0) for cause in REMOVES.get((low_rung, high_rung), ())}
+    removed = _removed(lower, low_rung, high_rung, per_step)
+    if higher.settings["engine"].get("overlap") and not lower.settings["engine"].get("overlap"):
+        removed.setdefault("launch-gap", per_step.get("launch-gap", 0.0))
     if "launch-gap" in removed and high_rung in ("graph", "fused"):
         removed["launch-gap"] = _gaps_gone(lower, high_rung, removed["launch-gap"], kernels)
     if lower.floor and higher.floor:
@@ -122,6 +129,23 @@ def _step(low_rung: str, high_rung: str, lower: Facts, higher: Facts) -> LadderS
     half = now.value * wall / max(wall - 0.5 * sum(removed.values()), 0.05 * wall)
     predicted = Quantity(value, now.unit, "modelled", min(half, value), max(half, value), "loss removed, all else kept")
     return LadderStep(lower.variant, higher.variant, now, measured, predicted, tuple(removed.items()))
+
+
+def _removed(lower: Facts, low_rung: str, high_rung: str, per_step: dict[str, float]) -> dict[str, float]:
+    """Return ns a step by cause that all rungs from ``low_rung`` up to ``high_rung`` remove."""
+    if low_rung in MAIN and high_rung in MAIN:
+        climbed = MAIN[MAIN.index(low_rung) + 1 : MAIN.index(high_rung) + 1]
+    else:
+        climbed = (high_rung,)
+    causes = dict.fromkeys(cause for rung in climbed for cause in REMOVES.get(rung, ()))
+    removed = {cause: per_step.get(cause, 0.0) for cause in causes}
+    copies = removed.pop("over-fetch by copies", None)
+    if copies is not None and "over-fetch" not in removed and lower.split is not None:
+        # Fused kernels read experts in place; how wide they read them stays until the packed rung.
+        found = lower.split
+        own = {one.name for one in found.classes if one.kind == "device-copy"}
+        removed["over-fetch"] = sum(loss.ns for loss in found.of("over-fetch") if loss.source in own) / found.steps
+    return removed
 
 
 def _gaps_gone(lower: Facts, high_rung: str, gaps: float, kernels: float) -> float:

@@ -78,7 +78,7 @@ def _on_device(facts: Facts) -> list[Finding]:
 def _samples(one: KernelClass) -> bool:
     if one.phase == "verify":
         return one.kind != "host-copy"
-    return one.phase == "forward" and (one.last or one.kind == "sampling")
+    return one.phase == "forward" and one.chooses_tokens
 
 
 def _on_host(facts: Facts) -> list[Finding]:
