@@ -4,7 +4,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Processes that run the tests; `make test JOBS=0` for one, as under a debugger.
 JOBS ?= auto
 
-.PHONY: run test lint format picture wheel clean
+.PHONY: run test lint format picture screenshots wheel clean
 
 run: .venv/.installed
 	.venv/bin/workbench run quickstart
@@ -29,6 +29,14 @@ picture: .venv/.installed
 	    --user-data-dir=build/picture-profile --window-size=1180,1130 --virtual-time-budget=8000 \
 	    --screenshot=docs/images/report.png "file://$(CURDIR)/build/picture/report.html"
 	rm -rf build/picture-profile
+
+# The dashboard's pictures, docs/images/dashboard-*.png: of two fresh quickstart runs, or of RUNS=folder.
+RUNS ?= build/screenshots
+screenshots: .venv-test/.installed
+	test "$(RUNS)" != build/screenshots || { rm -rf build/screenshots && mkdir -p build && \
+	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/first && \
+	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/second; }
+	.venv-test/bin/python tests/dashboards/take_screenshots.py "$(RUNS)"
 
 wheel: .venv-test/.installed
 	rm -rf build dist decode_workbench.egg-info

@@ -153,7 +153,7 @@ def contents(context: Context, place: Place, browser: Browser) -> Children:
     try:
         made: Children = page.render(context, place, browser)
     except WorkbenchError as error:
-        return [heading(page.TITLE), message(visible(str(error), 500))]
+        return [heading(page.TITLE), message(visible(context.said(error), 500))]
     except Exception:  # one page must not take the others down; the reason is for whoever runs the server
         _LOG.exception("page %s failed", place.page)
         return [heading(page.TITLE), message("internal error: the server's log has the traceback")]

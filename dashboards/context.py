@@ -46,6 +46,10 @@ class Context:
     catalogue: Catalogue
     start_run: Callable[[str], Path] | None = None
 
+    def said(self, error: object) -> str:
+        """Return an error's line without the folder that is served: where it lies on the disk is no page's business."""
+        return str(error).replace(f"{self.catalogue.root}/", "")
+
     def bundle(self, place: Place) -> Bundle:
         """Return the bundle of the place's run. Raises InputError where there is none."""
         return self.catalogue.open(place.run)

@@ -86,7 +86,8 @@ def _height(row: Row) -> int:
     content = row.content
     if isinstance(content, Each):
         return SPAN_PIXELS if not row_is_nested(row) else LANE_PIXELS * (int(content.depth.max(initial=0)) + 1)
-    return SPAN_PIXELS if isinstance(content, Gaps) else GRAPH_PIXELS
+    empty = isinstance(content, Values | Band) and not len(content.start)
+    return SPAN_PIXELS if isinstance(content, Gaps) or empty else GRAPH_PIXELS
 
 
 def row_is_nested(row: Row) -> bool:

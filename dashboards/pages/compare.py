@@ -78,13 +78,17 @@ def _change(log: float) -> str:
     return f"{math.expm1(log):+.2%}" if math.isfinite(log) else "not known"
 
 
+def _signed(value: float) -> str:
+    return f"{'−' if value < 0 else '+' if value > 0 else ''}{significant(abs(value), 3)}"
+
+
 def _causes(one: VariantDelta) -> Table:
     rows = tuple(
         (
             Cell(cause.name, colour=cause.name),
             Cell(significant(cause.base_ns / 1e6)),
             Cell(significant(cause.head_ns / 1e6)),
-            Cell(f"{cause.change_ns / 1e6:+.4f}"),
+            Cell(_signed(cause.change_ns / 1e6)),
         )
         for cause in one.causes
     )

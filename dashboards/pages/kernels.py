@@ -10,7 +10,7 @@ from workbench.dashboards.parts import heading, message, pills, section, variant
 from workbench.dashboards.place import PageName, Place, read_place
 from workbench.errors import WorkbenchError
 from workbench.reports.labels import visible
-from workbench.timeline.kernel_rows import EXECUTION_COLUMNS, NAME_COLUMNS, TEXT, kernel_page, kernel_span
+from workbench.timeline.kernel_rows import EXECUTION_COLUMNS, NAME_COLUMNS, TEXT, kernel_span
 
 NAME: PageName = "kernels"
 TITLE = "Kernels"
@@ -83,9 +83,7 @@ def register(app: Dash, context: Context) -> None:
             return no_update, no_update
         try:
             sort = [(str(one["colId"]), one["sort"]) for one in request.get("sortModel") or []]
-            page = kernel_page(
-                context.bundle(place),
-                context.variant(place),
+            page = context.catalogue.kernels(place.run, context.variant(place)).page(
                 place.by,
                 int(request["startRow"]),
                 int(request["endRow"]),
@@ -93,7 +91,7 @@ def register(app: Dash, context: Context) -> None:
                 request.get("filterModel") or {},
             )
         except WorkbenchError as error:
-            return {"rowData": [], "rowCount": 0}, [message(visible(str(error), 300))]
+            return {"rowData": [], "rowCount": 0}, [message(visible(context.said(error), 300))]
         except (KeyError, TypeError, ValueError):
             return {"rowData": [], "rowCount": 0}, [message("The table asked for rows in a way that is not known.")]
         return {"rowData": [_shown(row) for row in page.rows], "rowCount": page.total}, []

@@ -52,7 +52,7 @@ def register(app: Dash, context: Context) -> None:
         try:
             folder = start_run(str(ctx.triggered_id["scenario"]))
         except WorkbenchError as error:
-            return no_update, [message(visible(str(error), 300))]
+            return no_update, [message(visible(context.said(error), 300))]
         for entry in context.catalogue.runs():
             if entry.folder == folder:
                 return Place("live", run=entry.id).href, ""
@@ -89,7 +89,7 @@ def _contents(context: Context, place: Place, browser: Browser) -> Children:
         entry = context.catalogue.run(place.run)
         live = live_view(entry)
     except WorkbenchError as error:
-        return [heading("Live"), message(visible(str(error), 300))]
+        return [heading("Live"), message(visible(context.said(error), 300))]
     if live.state != "open":
         ended = f"This run has ended: {live.state}. {visible(live.note, 300)}"
         return [heading(visible(entry.name, 80)), message(ended, "muted"), link("Overview", place.to("overview"))]

@@ -50,7 +50,7 @@ def _against_baseline(context: Context, place: Place, diagnosis: Diagnosis) -> C
     try:
         delta = compare_runs(context.catalogue.diagnosis(place.baseline), diagnosis)
     except WorkbenchError as error:
-        return [message(f"The baseline cannot be compared with: {visible(str(error), 300)}")]
+        return [message(f"The baseline cannot be compared with: {visible(context.said(error), 300)}")]
     words = [f"{visible(one.head.name, 40)} {math.expm1(one.log_speed):+.1%}" for one in delta.variants]
     text = f"tok/s against the baseline: {', '.join(words)}. " if words else "The baseline has no variant of this run. "
     return [section("", [text, link("Compare", place.to("compare"))])]

@@ -100,7 +100,7 @@ def _list(context: Context, place: Place) -> Children:
     deadline = time.monotonic() + PATIENCE_S
     answers = {entry.id: _answer(context, entry, deadline) for entry in found[:SHOWN]}
     base = _baseline(context, place)
-    rows = [_row(entry, answers[entry.id], place, base) for entry in found[:SHOWN]]
+    rows = [_row(context, entry, answers[entry.id], place, base) for entry in found[:SHOWN]]
     head = html.Thead(html.Tr([html.Th(title, scope="col") for title in (*HEAD, "")]))
     parts.append(section("", [html.Div(html.Table([head, html.Tbody(rows)], className="cards"), className="scroll")]))
     if len(found) > SHOWN:
@@ -142,7 +142,9 @@ def _filters(every: Sequence[RunEntry], place: Place) -> Children:
     return made
 
 
-def _row(entry: RunEntry, answer: Diagnosis | WorkbenchError | None, place: Place, base: float | None) -> Component:
+def _row(
+    context: Context, entry: RunEntry, answer: Diagnosis | WorkbenchError | None, place: Place, base: float | None
+) -> Component:
     page: PageName = "live" if entry.state == "open" else "overview"
     name = link(visible(entry.name, 80), place.to(page, run=entry.id, variant=""))
     cells = [
@@ -150,21 +152,20 @@ def _row(entry: RunEntry, answer: Diagnosis | WorkbenchError | None, place: Plac
         html.Td(html.Bdi(visible(entry.scenario, 60))),
         html.Td(html.Bdi(visible(entry.device, 40))),
         html.Td(html.Span(entry.state, className=f"state {entry.state}")),
-        *_numbers(entry, answer, base, pinned=entry.id == place.baseline),
+        *_numbers(context, entry, answer, base, pinned=entry.id == place.baseline),
         html.Td(_actions(entry, place), className="actions"),
     ]
-    titles = (*HEAD[1:], "")[: len(cells)]
-    for cell, title in zip(cells, titles, strict=False):
-        setattr(cell, "data-title", title)
+    for cell, title in zip(cells[:-1], HEAD[1:], strict=False):
+        setattr(cell, "data-title", "" if getattr(cell, "colSpan", None) else title)
     kind = "pinned-row" if entry.id == place.baseline else ""
     return html.Tr([html.Th(name, scope="row"), *cells], className=kind)
 
 
 def _numbers(
-    entry: RunEntry, answer: Diagnosis | WorkbenchError | None, base: float | None, *, pinned: bool
+    context: Context, entry: RunEntry, answer: Diagnosis | WorkbenchError | None, base: float | None, *, pinned: bool
 ) -> list[Component]:
     if entry.error or isinstance(answer, WorkbenchError):
-        text = entry.error or str(answer)
+        text = context.said(entry.error or str(answer))
         return [html.Td(html.Bdi(visible(text, 200)), colSpan=4, className="muted")]
     if answer is None:
         text = "running" if entry.state == "open" else "reading …"

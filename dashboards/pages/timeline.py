@@ -60,7 +60,7 @@ def register(app: Dash, context: Context) -> None:
             if place.kernel is not None:
                 pointed = kernel_span(context.bundle(place), timeline.variant, place.kernel)
         except WorkbenchError as error:
-            return no_update, [message(visible(str(error), 300))], no_update
+            return no_update, [message(visible(context.said(error), 300))], no_update
         figure = timeline_figure(timeline, window, pointed)
         # On a phone the page must scroll when a finger lands on the figure.
         figure["layout"]["dragmode"] = False if browser.narrow else "zoom"

@@ -1,6 +1,7 @@
 """``workbench serve``: the dashboard over a folder of runs."""
 
 import ipaddress
+import logging
 import secrets
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +55,7 @@ def serve(
     own_token = token_for(host, token)
     from waitress import create_server
 
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a page's burst of requests is no news
     try:
         server = create_server(
             application(runs, host, own_token, allow_host or [], allow_run=allow_run),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import InputError, WorkbenchError
+from workbench.timeline.kernel_rows import KernelTable
 from workbench.timeline.tracks import Timeline, load_timeline
 from workbench.trace.bundle import Bundle
 from workbench.trace.manifest import MANIFEST, Manifest, read_manifest
@@ -87,7 +88,9 @@ class Catalogue:
         self._entries: dict[str, RunEntry] = {}
         self._bundles: OrderedDict[Any, Bundle] = OrderedDict()
         self._diagnoses: OrderedDict[Any, Diagnosis | WorkbenchError] = OrderedDict()
+        self._making: dict[Any, threading.Lock] = {}
         self._timelines: OrderedDict[Any, Timeline] = OrderedDict()
+        self._kernels: OrderedDict[Any, KernelTable] = OrderedDict()
 
     def runs(self) -> tuple[RunEntry, ...]:
         """Return every run, the newest first, those without a time last."""
@@ -138,6 +141,11 @@ class Catalogue:
         key = (run_id, self.run(run_id).stamp, variant)
         return self._kept(self._timelines, key, lambda: load_timeline(self.open(run_id), variant), OPEN_TIMELINES)
 
+    def kernels(self, run_id: str, variant: str) -> KernelTable:
+        """Return the kernels of one variant as a table. Raises as ``open`` does."""
+        key = (run_id, self.run(run_id).stamp, variant)
+        return self._kept(self._kernels, key, lambda: KernelTable(self.open(run_id), variant), OPEN_TIMELINES)
+
     def close(self) -> None:
         """Close every bundle."""
         with self._mutex:
@@ -145,6 +153,7 @@ class Catalogue:
                 bundle.close()
             self._bundles.clear()
             self._timelines.clear()
+            self._kernels.clear()
 
     def _diagnose(self, run_id: str) -> Diagnosis | WorkbenchError:
         try:
@@ -154,16 +163,23 @@ class Catalogue:
 
     def _kept(self, kept: "OrderedDict[Any, Kept]", key: Any, make: Callable[[], Kept], most: int) -> Kept:
         """Return ``kept[key]``, made where it is not there; the one unused for longest is dropped beyond ``most``."""
-        # Held while it is made: two askers of one large bundle would otherwise read it twice.
         with self._mutex:
-            if key not in kept:
-                kept[key] = make()
-            kept.move_to_end(key)
+            making = self._making.setdefault((id(kept), key), threading.Lock())
+        # Two askers of one large bundle do not read it twice, and those of another do not wait for it.
+        with making:
+            with self._mutex:
+                known = kept.get(key)
+            made = make() if known is None else known
+            with self._mutex:
+                kept[key] = made
+                kept.move_to_end(key)
+        with self._mutex:
+            self._making.pop((id(kept), key), None)
             while len(kept) > most:
                 _, dropped = kept.popitem(last=False)
                 if isinstance(dropped, Bundle):
                     dropped.close()  # one in use elsewhere opens its tables again
-            return kept[key]
+        return made
 
     def _entry(self, folder: Path) -> RunEntry:
         name = "." if folder == self.root else folder.relative_to(self.root).as_posix()

@@ -2,7 +2,8 @@
 
 A bundle of kernels on two streams, gaps and counter samples among them, is written to a temporary folder and opened as
 the dashboard does. Then windows between the whole run and 1 us are asked for at random places, each until its figure
-is JSON: that is what the server does between a zoom and its answer. Prints p50, p95 and the longest, in ms.
+is JSON: that is what the server does between a zoom and its answer; and pages of the kernel table. Prints p50, p95 and the longest, in
+ms.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from workbench.timeline.kernel_rows import By, Direction, KernelTable
 from workbench.timeline.tracks import Timeline, load_timeline
 from workbench.timeline.window import clamp, look
 from workbench.trace.bundle import Bundle, BundleWriter
@@ -24,6 +26,7 @@ BATCH = 1 << 20
 BINS = 800
 STEP_EVENTS = 600
 GAP_NS = 20_000
+SORTS: tuple[list[tuple[str, Direction]], ...] = ([], [("duration_us", "desc")], [("start_ms", "asc")])
 MEAN_KERNEL_NS = 3_000
 
 
@@ -96,6 +99,26 @@ def interact(timeline: Timeline, times: int, seed: int = 1) -> list[float]:
     return taken
 
 
+def turn_pages(table: KernelTable, times: int, seed: int = 2) -> list[float]:
+    """Ask for ``times`` pages of the kernel table, sorted and filtered in turn; return the ms that each took."""
+    chance = random.Random(seed)  # noqa: S311 - pages to look at
+    taken = []
+    for index in range(times):
+        by: By = "name" if index % 4 == 0 else "execution"
+        sort = SORTS[index % len(SORTS)]
+        text = {"name": {"type": "contains", "filter": f"_{chance.randrange(97)}"}} if index % 2 else {}
+        first = 0 if sort else 100 * chance.randrange(1000)
+        begin = time.perf_counter()
+        json.dumps(table.page(by, first, first + 100, [] if by == "name" else sort, text).rows)
+        taken.append((time.perf_counter() - begin) * 1e3)
+    return taken
+
+
+def _print(what: str, taken: list[float]) -> None:
+    p50, p95 = np.percentile(taken, [50, 95])
+    print(f"{len(taken)} {what}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, longest {max(taken):.0f} ms")
+
+
 def main() -> None:
     """Write, open, interact, print."""
     parser = argparse.ArgumentParser(prog="python -m workbench.timeline.bench", description=__doc__)
@@ -109,10 +132,12 @@ def main() -> None:
             begin = time.perf_counter()
             timeline = load_timeline(bundle, "v")
             opened = time.perf_counter() - begin
-        taken = interact(timeline, options.interactions)
-    p50, p95 = np.percentile(taken, [50, 95])
-    print(f"{timeline.events:,} events, opened once in {opened:.1f} s")
-    print(f"{len(taken)} interactions: p50 {p50:.0f} ms, p95 {p95:.0f} ms, longest {max(taken):.0f} ms")
+                begin = time.perf_counter()
+            table = KernelTable(bundle, "v")
+            opened_table = time.perf_counter() - begin
+    print(f"{timeline.events:,} events, opened once in {opened:.1f} s, the kernel table in {opened_table:.1f} s")
+    _print("zooms", interact(timeline, options.interactions))
+    _print("table pages", turn_pages(table, options.interactions // 3))
 
 
 if __name__ == "__main__":
