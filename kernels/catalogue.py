@@ -312,7 +312,7 @@ def _pq(name: str, tokens: int) -> Entry:
     pointers = ("x_ptr", "bias_ptr", "residual_ptr", "y_ptr")
     return Entry(
         name,
-        pq_gemm.pq_kernel,
+        pq_gemm.pq_gemm_kernel,
         {
             "w_ptr": "*fp8e4nv",
             "w_scale_ptr": "*fp32",
@@ -362,7 +362,7 @@ def _fp8_expert(name: str, kernel: Any, tokens: int, rows: int, columns: int) ->
 def _per_head(name: str, rows: int, columns: int, rope: int) -> Entry:
     return Entry(
         name,
-        mla_project.per_head_kernel,
+        mla_project.mla_absorb_kernel,
         {
             **dict.fromkeys(("x_ptr", "w_ptr", "y_ptr"), "*bf16"),
             "table_ptr": "*fp32",

@@ -115,7 +115,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def per_head_kernel(
+def mla_absorb_kernel(
     x_ptr,
     w_ptr,
     table_ptr,
@@ -242,7 +242,7 @@ def per_head(
     require(kernel, x.shape[1] >= needed, f"x has {x.shape[1]} columns, needs at least {needed}")
     y = torch.empty(tokens, heads, rows + rope, dtype=torch.bfloat16, device=w.device)
     step = next(size for size in (64, 32, 16) if columns % size == 0)
-    per_head_kernel[(heads, -(-rows // ROWS))](
+    mla_absorb_kernel[(heads, -(-rows // ROWS))](
         x, w, table, kv_len, y, x.shape[1], rows, T=tokens, TM=16, HEADS=heads, K=columns, BLOCK=ROWS, STEP=step,
         ROPE=rope, OVERLAP=overlap, launch_pdl=overlap, num_warps=4, num_stages=3,
     )  # fmt: skip

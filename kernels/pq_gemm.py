@@ -48,7 +48,7 @@ SPACE = tuple(
 
 
 @triton.jit
-def pq_kernel(
+def pq_gemm_kernel(
     w_ptr,
     w_scale_ptr,
     x_ptr,
@@ -138,7 +138,7 @@ def pq_gemm(
     if split > 1:
         workspace = workspace or Workspace(x.device)
         partial, counters = workspace.take(kernel, split * tokens * rows, blocks)
-    pq_kernel[(walkers, split)](
+    pq_gemm_kernel[(walkers, split)](
         w, w_scales, x, x if bias is None else bias, x if residual is None else residual, out, partial, counters, rows,
         columns, blocks, T=tokens, TM=max(16, power_of_2(tokens)), BLOCK=config.block, SPLIT=split,
         GROUPS=config.groups, POWER_OF_2=power_of_2_scales, BIAS=bias is not None, RESIDUAL=residual is not None,

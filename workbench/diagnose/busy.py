@@ -20,7 +20,7 @@ CATEGORIES = ("compute", "collective", "memcpy", "memset", "idle")
 
 COLLECTIVE = re.compile(
     r"nccl|rccl|msccl|nvshmem|deep_?ep|cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|"
-    r"quick_?reduce|symm_?mem",
+    r"quick_?reduce|symm_?mem|collective_standin",
     re.IGNORECASE,
 )
 """Names of kernels that communicate: libraries, and the fused kernels of engines. A fused one counts whole."""

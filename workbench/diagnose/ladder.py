@@ -13,7 +13,7 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.numbers import significant
 from workbench.quantity import Quantity
 
-ORDER = ("eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "persistent")
+ORDER = ("eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "livequant-pq", "persistent")
 
 MAIN = ("eager", "graph", "fused", "fp4", "splitk", "persistent")
 """The rungs that build on each other; live quantisation branches off split K."""

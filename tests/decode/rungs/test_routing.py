@@ -11,6 +11,7 @@ import torch
 from workbench.decode.bytes import distinct_experts
 from workbench.decode.model import Target
 from workbench.decode.presets import load_preset
+from workbench.decode.rungs import collectives
 from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.forward import EagerForward
 from workbench.decode.rungs.packed import expert_layers
@@ -99,6 +100,14 @@ def test_every_position_runs_its_row(models: Callable[..., Any]) -> None:
         assert torch.equal(prompt.experts.cpu(), choices[:5].transpose(0, 1))
         forward.length = 5
         assert torch.equal(forward.score(tokens[:, :3]).experts.cpu(), choices[5:8].transpose(0, 1))
+
+
+def test_traces_tell_a_stand_in_by_its_name() -> None:
+    from workbench.diagnose.kernel_kinds import kind_of
+    from workbench.kernels.collective import collective_standin_kernel
+
+    assert collective_standin_kernel.fn.__name__ == collectives.KERNEL
+    assert kind_of(collectives.KERNEL) == "collective"
 
 
 def test_collectives_run_twice_a_layer(models: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
