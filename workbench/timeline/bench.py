@@ -2,8 +2,8 @@
 
 A bundle of kernels on two streams, gaps and counter samples among them, is written to a temporary folder and opened as
 the dashboard does. Then windows between the whole run and 1 us are asked for at random places, each until its figure
-is JSON: that is what the server does between a zoom and its answer; and pages of the kernel table. Prints p50, p95 and the longest, in
-ms.
+is JSON: that is what the server does between a zoom and its answer; and pages of the kernel table. Prints p50, p95 and
+the longest, in ms.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def main() -> None:
             begin = time.perf_counter()
             timeline = load_timeline(bundle, "v")
             opened = time.perf_counter() - begin
-                begin = time.perf_counter()
+            begin = time.perf_counter()
             table = KernelTable(bundle, "v")
             opened_table = time.perf_counter() - begin
     print(f"{timeline.events:,} events, opened once in {opened:.1f} s, the kernel table in {opened_table:.1f} s")
