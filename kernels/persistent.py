@@ -43,7 +43,7 @@ class StepPlan:
     small_prefetch: SmallPrefetch = "producer"
     copy_bytes: int = 0
     join_parts: int = 0
-    in_flight: int = 0
+    in_flight: int = 2
     claim: int = 0
     hold: bool = False
     fences: bool = False
@@ -90,9 +90,9 @@ def make_plan(
     split_positions: int = 32,
     lanes: bool = False,
 ) -> StepPlan:
-    """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit.
+    """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit, two of them in flight.
 
-    No L2 prefetch of the next matrix (``prefetch_bytes``): with it a step was measured slower
+    No L2 prefetch of the next matrix (``prefetch_bytes``), no more stages in flight: both were measured slower
     (docs/kernels-cuda.md). Raises InputError where a shape does not fit.
     """
     if grid <= 0 or warps <= 0:
@@ -110,10 +110,11 @@ def make_plan(
     stage_units = 3 * warps
     room = SHARED_BYTES - _tail_bytes(shape, warps, 16, chosen)
     depth = min(16, room // (stage_units * UNIT_BYTES)) if stages is None else stages
-    plan = StepPlan(grid, warps, depth, stage_units, chosen, split_positions, prefetch_bytes, lanes)
-    if depth < 2 or shared_bytes(shape, plan) > SHARED_BYTES:
-        raise InputError(f"hidden {shape.hidden}, inter {shape.inter}, top_k {shape.top_k}: {depth} stages do not fit")
-    return plan
+    if depth >= 3:
+        plan = StepPlan(grid, warps, depth, stage_units, chosen, split_positions, prefetch_bytes, lanes)
+        if shared_bytes(shape, plan) <= SHARED_BYTES:
+            return plan
+    raise InputError(f"hidden {shape.hidden}, inter {shape.inter}, top_k {shape.top_k}: {depth} stages do not fit")
 
 
 def inter_scale(shape: StepShape) -> float:

@@ -131,35 +131,42 @@ def plans() -> list[Variant]:
 def next_plans() -> list[Variant]:
     """The next round of docs/kernels-cuda.md, predictions there."""
     base = persistent.make_plan(GPT_OSS_20B, SMS)
-    three = replace(base, in_flight=3)
-    claims = replace(base, claim=7)
-    both = replace(claims, in_flight=3)
-    small = replace(both, copy_bytes=2048)
+    head = replace(base, claim=4)
+    held = replace(head, hold=True)
+    small = replace(held, copy_bytes=2048)
     return [
         ("base", base, 512),
         ("base, lanes", replace(base, lanes=True), 512),
-        ("extra fences", replace(base, fences=True), 512),
-        ("2 in flight", replace(base, in_flight=2), 512),
-        ("3 in flight", three, 512),
-        ("4 in flight", replace(base, in_flight=4), 512),
-        ("copies of 2 KB", replace(base, copy_bytes=2048), 512),
+        ("head claimed", head, 512),
         ("hold", replace(base, hold=True), 512),
-        ("claims of gate-up", replace(base, claim=1), 512),
-        ("claims of gate-up and down", replace(base, claim=3), 512),
-        ("claims", claims, 512),
-        ("claims, 3 in flight", both, 512),
-        ("claims, 3 in flight, lanes", replace(both, lanes=True), 512),
-        ("claims, 2 in flight", replace(claims, in_flight=2), 512),
-        ("claims, 3 in flight, 2 KB", small, 512),
-        ("the same, hold", replace(small, hold=True), 512),
-        ("the same, lanes", replace(small, hold=True, lanes=True), 512),
-        ("the same, join 6", replace(small, hold=True, join_parts=6), 512),
-        ("the same, no evict-first", replace(small, hold=True, evict_first=False), 512),
-        ("claims, 2 KB", replace(claims, copy_bytes=2048), 512),
-        ("claims, 3 in flight, 5 stages", replace(both, stages=5), 512),
-        ("claims, 3 in flight", both, 2048),
+        ("head claimed, hold", held, 512),
+        ("the same, lanes", replace(held, lanes=True), 512),
+        ("head claimed, hold, 2 KB", small, 512),
+        ("head claimed, hold, 4 KB", replace(held, copy_bytes=4096), 512),
+        ("head claimed, hold, 2 KB, lanes", replace(small, lanes=True), 512),
+        ("2 KB", replace(base, copy_bytes=2048), 512),
+        ("head and gate-up claimed, hold", replace(held, claim=5), 512),
+        ("1 in flight", replace(base, in_flight=1), 512),
+        ("1 in flight, head claimed, hold", replace(held, in_flight=1), 512),
+        ("3 in flight, head cl., hold, 2 KB", replace(small, in_flight=3), 512),
+        ("head claimed, hold, join 6", replace(held, join_parts=6), 512),
+        ("head claimed, hold, 6 stages", replace(held, stages=6), 512),
+        ("head claimed, hold, 5 stages", replace(held, stages=5), 512),
+        ("head cl., hold, no evict-first", replace(held, evict_first=False), 512),
+        ("12 warps", _with_warps(12), 512),
+        ("12 warps, head claimed, hold", replace(_with_warps(12), claim=4, hold=True), 512),
+        ("the same, 2 KB", replace(_with_warps(12), claim=4, hold=True, copy_bytes=2048), 512),
+        ("12 warps, head cl., hold, lanes", replace(_with_warps(12), claim=4, hold=True, lanes=True), 512),
+        ("13 warps, head claimed, hold", replace(_with_warps(13), claim=4, hold=True), 512),
+        ("head claimed, hold", held, 2048),
         ("base (again)", base, 512),
     ]
+
+
+def _with_warps(warps: int) -> StepPlan:
+    """The default with fewer warps and the same stages: some warps take four units of a row tile, three the others."""
+    base = persistent.make_plan(GPT_OSS_20B, SMS)
+    return replace(base, warps=warps, pieces=base.pieces * base.warps // warps)
 
 
 def time_plan(name: str, plan: StepPlan, context: int, weights: StepWeights, roof: float) -> dict[str, Any]:
@@ -241,8 +248,9 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
 def _checked_plans(shape: StepShape, following: bool) -> list[StepPlan]:
     """The default plan, and one with every option of the next round."""
     plan = persistent.make_plan(shape, SMS)
-    every = replace(plan, copy_bytes=2048, join_parts=6, claim=7, in_flight=2, hold=True, evict_first=False)
-    return [plan, every] if following else [plan]
+    every = replace(plan, copy_bytes=2048, join_parts=6, claim=5, in_flight=1, hold=True, evict_first=False)
+    fewer = replace(_with_warps(12), claim=4, hold=True)
+    return [plan, every, *([fewer] if shape is TWO_LAYERS else [])] if following else [plan]
 
 
 def compile_all(following: bool = False) -> int:
@@ -268,14 +276,14 @@ def _print_tables(report: dict[str, Any]) -> None:
     for row in report["checks"]:
         print(f"check {row.get('name', '?'):12} {'pass' if row['ok'] else 'FAIL'} {row.get('error', '')}")
     print(
-        f"{'variant':30} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
+        f"{'variant':34} {'ctx':>5} {'us':>8} {'tok/s':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
     )
     for row in report["timings"]:
         if "error" in row:
-            print(f"{row['variant']:30} {row['error'][:100]}")
+            print(f"{row['variant']:34} {row['error'][:100]}")
             continue
         rates = f"{row['bytes'] / 1e9:6.3f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
-        head = f"{row['variant']:30} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
+        head = f"{row['variant']:34} {row['context']:5} {row['us']:8.1f} {row['tokens_per_s']:7.1f}"
         print(f"{head} {rates} {row['registers']:4} {row['local_bytes']:5}")
 
 

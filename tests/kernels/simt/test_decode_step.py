@@ -55,7 +55,7 @@ def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[in
 
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
-    simulated(build_kernel, TINY, plan, [0, 1, 2, 19, 20, 21, 40, 47], 48)
+    simulated(build_kernel, TINY, plan, [0, 1, 19, 21, 47], 48)
 
 
 def test_source_on_the_cpu_with_the_producer_prefetching_and_small_copies(build_kernel: Build) -> None:
@@ -73,15 +73,15 @@ def test_source_on_the_cpu_with_row_tiles_claimed_and_few_stages_in_flight(build
 def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) -> None:
     """One to five splits: a single one, up to four by the reader, five by the last to arrive."""
     plan = persistent.make_plan(TINY, 11, warps=3, stages=4, split_positions=8)
-    simulated(build_kernel, TINY, dataclasses.replace(plan, join_parts=1), [0, 7, 47, 140], 144)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, join_parts=1), [7, 140], 144)
     plan = dataclasses.replace(plan, join_parts=4)
-    simulated(build_kernel, TINY, plan, [0, 7, 8, 9, 20, 47, 530], 536)
+    simulated(build_kernel, TINY, plan, [0, 7, 9, 20, 530], 536)
 
 
 def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
     plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
     plan = dataclasses.replace(plan, claim=3, in_flight=1)
-    simulated(build_kernel, WIDE, plan, [0, 150, 151], 160)
+    simulated(build_kernel, WIDE, plan, [0, 150], 160)
 
 
 def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
