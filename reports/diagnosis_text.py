@@ -1,5 +1,6 @@
 """A diagnosis as plain text: causes, and findings with evidence, narrow enough for a terminal."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from workbench.diagnose.accounting import Accounting
@@ -30,7 +31,11 @@ def head_lines(facts: Facts) -> list[str]:
                 f"{facts.time_pass} ones; residual {percent(mapping.residual, 2)} of the step"
             )
         lines += list(found.notes)
-    return lines + [f"{check.severity}: {check.message} [{check.id}]" for check in facts.verdict.checks[:5]]
+    counts = Counter(check.id for check in facts.verdict.checks)
+    for check in {check.id: check for check in reversed(facts.verdict.checks)}.values():
+        more = f", and {counts[check.id] - 1} more like it" if counts[check.id] > 1 else ""
+        lines.append(f"{check.severity}: {check.message} [{check.id}]{more}")
+    return lines
 
 
 def cause_rows(accounting: Accounting) -> list[tuple[str, ...]]:

@@ -64,7 +64,7 @@ def test_what_is_not_comparable_is_left_out(make_bundle: Make, device_run: Make)
 def test_rungs_that_lie_apart_lose_all_that_lies_between(make_bundle: Make, device_run: Make) -> None:
     small = [{"name": "rms_norm", "ns": 2_500, "gap": 500, "grid_x": 64} for _ in range(40)]
     thin = [GEMM | {"name": "gemm_thin", "grid_x": 33}] * 4
-    runs = {
+    runs: dict[str, tuple[Bundle, dict[str, Any]]] = {
         "low": (device_run([*thin, *small, GEMM]), {"rung": "graph"}),
         "overlapped": (device_run([GEMM] * 3), {"rung": "splitk", "overlap": True}),
         "plain": (device_run([GEMM] * 2), {"rung": "splitk"}),

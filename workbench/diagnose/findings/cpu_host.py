@@ -99,7 +99,10 @@ def context_cost(facts: Facts) -> list[Finding]:
     bins = [part for part in np.array_split(order, 10) if len(part)]
     x = np.array([float(np.median(context[part])) for part in bins])
     y = np.array([float(np.median(wall[part])) for part in bins])
-    slopes = [(y[b] - y[a]) / (x[b] - x[a]) for a in range(len(x)) for b in range(a + 1, len(x)) if x[b] > x[a]]
+    # Slopes over a third of the range and more: between neighbours noise is all there is.
+    apart = (x[-1] - x[0]) / 3
+    pairs = [(a, b) for a in range(len(x)) for b in range(a + 1, len(x)) if x[b] - x[a] >= max(apart, 1)]
+    slopes = [(y[b] - y[a]) / (x[b] - x[a]) for a, b in pairs]
     if not slopes:
         return []
     slope, low = float(np.median(slopes)), float(np.quantile(slopes, 0.1))
