@@ -74,3 +74,32 @@ def test_nonsense_in_a_foreign_bundle_overflows_nothing(
     steps = make_steps(drafted=[1] * 1000)
     assert int((floor.target_ns(steps) + floor.draft_ns(steps)).sum()) == 2 * 1000 * 10**13
     assert load_floor(make_bundle({"tensors": huge, "roofs": [{"bytes_per_s": 0}]}), "v", "cpu") is None
+
+
+def test_without_a_measured_roof_the_practical_one_makes_the_floor_modelled(
+    make_bundle: Callable[..., Bundle],
+) -> None:
+    roofs = [
+        {"name": "datasheet", "bytes_per_s": 4_800, "tag": "modelled"},
+        {"name": "practical", "bytes_per_s": 3_840, "tag": "modelled"},
+    ]
+    tensors = [{"read_bytes": 100, "tag": "estimated"}]
+    found = load_floor(make_bundle({"roofs": roofs, "tensors": tensors}), "v", "cpu")
+    assert found is not None
+    assert (found.bytes_per_s, found.tag) == (3_840, "modelled")
+    measured = load_floor(make_bundle({"roofs": [*roofs, {"bytes_per_s": 4_000}], "tensors": tensors}), "v", "cpu")
+    assert measured is not None
+    assert (measured.bytes_per_s, measured.tag) == (4_000, "estimated")
+    datasheet = make_bundle({"roofs": roofs[:1], "tensors": tensors})
+    assert load_floor(datasheet, "v", "cpu") is None
+
+
+def test_weights_held_wider_than_stored_are_counted_beside_the_floor(make_bundle: Callable[..., Bundle]) -> None:
+    experts = {"tensor_class": "routed_experts", "format": "mxfp4", "read_bytes": 100, "stored_bytes": 1000}
+    roofs = [{"bytes_per_s": 10}]
+    wide = load_floor(make_bundle({"roofs": roofs, "tensors": [experts | {"resident_bytes": 4000}]}), "v", "cpu")
+    packed = load_floor(make_bundle({"roofs": roofs, "tensors": [experts | {"resident_bytes": 1000}]}), "v", "cpu")
+    assert wide is not None
+    assert packed is not None
+    assert (wide.target_bytes, wide.expanded_bytes, wide.packed_experts) == (100, 300, False)
+    assert (packed.target_bytes, packed.expanded_bytes, packed.packed_experts) == (100, 0, True)
