@@ -84,10 +84,10 @@ MIMO: dict[str, object] = {
     "window": 6,
     "rope_theta": 5e6,
     "attention": {
-        "kind": "gqa", "heads": 4, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
+        "kind": "gqa", "heads": 2, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
     },
     "sliding": {
-        "kind": "gqa", "heads": 4, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
+        "kind": "gqa", "heads": 2, "kv_heads": 1, "qk_dim": 192, "v_dim": 32, "rope_dim": 64, "value_scale": 0.612,
         "rope_theta": 1e4, "sinks": True,
     },
     "dense_first": 1,
