@@ -72,7 +72,17 @@ SPAN = st.tuples(st.integers(0, 2000), st.integers(0, 300)).map(lambda pair: (pa
 def test_pieces_are_the_steps_exactly(spans: list[tuple[int, int]], marks: list[int]) -> None:
     quads = np.array(sorted(marks)[: len(marks) // 4 * 4], np.int64).reshape(-1, 4)
     zero = np.zeros(len(quads), np.int64)
-    steps = Steps(np.arange(len(quads)), zero, *quads.T, zero, zero, zero, zero, zero)
+    start, draft_end, forward_end, end = (quads[:, column] for column in range(4))
+    counts = dict.fromkeys(("width", "drafted", "accepted", "committed", "experts"), zero)
+    steps = Steps(
+        step_id=np.arange(len(quads)),
+        prompt=zero,
+        start=start,
+        draft_end=draft_end,
+        forward_end=forward_end,
+        end=end,
+        **counts,
+    )
     found = build_timeline(kernels(spans), steps)
     if found is None:
         assert not any(b > a and a < end and b > start for a, b in spans for start, _, _, end in quads.tolist())
