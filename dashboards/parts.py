@@ -114,7 +114,14 @@ def _block(block: Block, browser: Browser) -> Children:
         return [html.Details([html.Summary(html.Bdi(block.folded)), *shown])] if block.folded else shown
     if isinstance(block, SourceBlock):
         return [html.Details([html.Summary(block.title), html.Pre(block.text, tabIndex=0, dir="ltr")])]
-    return []
+    return _later(block, browser)
+
+
+def _later(block: Any, browser: Browser) -> Children:
+    """Return a block that holds others, or nothing for one that has a page of its own here."""
+    if block.kind != "fold":
+        return []
+    return [html.Details([html.Summary(html.Bdi(block.title)), *blocks(block.blocks, browser)])]
 
 
 def _figure(block: FigureBlock, browser: Browser) -> Component:

@@ -1,5 +1,7 @@
 """What can be said of an ingested trace: its verdict first, then busy and idle, steps and gaps as far as it allows."""
 
+from dash import html
+
 from workbench.dashboards.context import Children
 from workbench.dashboards.parts import heading, link, message, section, table
 from workbench.dashboards.place import Place
@@ -16,7 +18,11 @@ def trace_overview(bundle: Bundle, place: Place) -> Children:
     found = overview(bundle)
     parts: Children = [heading(f"Ingested trace of {visible(found.device) or 'an unknown device'}")]
     parts.append(message("Its steps ran with a profiler on, so there is no tok/s to state: times are the traced ones."))
-    parts += [message(visible(text, 300), "muted") for text in found.notes]
+    lines = [visible(line, 400) for line in found.verdict.lines()]
+    notes = [visible(text, 300) for text in found.notes]
+    said = lines or ["Nothing is wrong with this trace as far as can be told from it."]
+    parts.append(section("Verdict", [html.Ul([html.Li(html.Bdi(line)) for line in said])]))
+    parts.append(section("How it was read", [html.Ul([html.Li(html.Bdi(note)) for note in notes])]))
     if found.busy:
         parts.append(section("Busy and idle", table(_busy(found))))
     if found.steps:

@@ -1,5 +1,7 @@
 """Findings: what is wrong, on what evidence, what it is worth, and what to try."""
 
+from collections.abc import Sequence
+
 from dash import Dash, html
 from dash.development.base_component import Component
 
@@ -7,6 +9,7 @@ from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import heading, link, message, quantity, section, tag, variant_pills
 from workbench.dashboards.place import PageName, Place
 from workbench.diagnose.finding import Evidence, Finding, ranked
+from workbench.diagnose.findings import find
 from workbench.diagnose.numbers import significant
 from workbench.errors import WorkbenchError
 from workbench.reports.labels import visible
@@ -23,9 +26,8 @@ ROW_NAMES = {"kernels": "kernel", "steps": "step", "host": "call"}
 def render(context: Context, place: Place, browser: Browser) -> Children:
     """Return the findings of the run, of one variant where the place names it."""
     bundle = context.bundle(place)
-    diagnosis = context.catalogue.diagnosis(place.run)
-    found = ranked([finding for variant in diagnosis.variants for finding in variant.findings])
     names = context.catalogue.run(place.run).variants
+    found = _found(context, place, bundle, names)
     parts: Children = [heading("Findings")]
     if len(names) > 1:
         parts += variant_pills(place, ("", *names), place.variant)
@@ -37,6 +39,13 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
 
 def register(app: Dash, context: Context) -> None:
     """The page has no callbacks."""
+
+
+def _found(context: Context, place: Place, bundle: Bundle, names: Sequence[str]) -> Sequence[Finding]:
+    if bundle.manifest.source != "run":  # no tok/s without instruments, so no diagnosis, but what is seen can be named
+        return ranked([finding for name in names for finding in find(bundle, name)])
+    variants = context.catalogue.diagnosis(place.run).variants
+    return ranked([finding for variant in variants for finding in variant.findings])
 
 
 def _finding(one: Finding, place: Place, bundle: Bundle) -> Component:

@@ -18,7 +18,9 @@ from workbench.trace.bundle import Bundle
 
 NAME: PageName = "overview"
 TITLE = "Overview"
-ELSEWHERE = frozenset({"acceptance", "comparison", "speculation", "findings", "roofline", "timeline", "kernels"})
+ELSEWHERE = frozenset(
+    {"acceptance", "comparison", "speculation", "findings", "roofline", "timeline", "kernels", "ladder"}
+)
 """Sections of the report that are pages of their own here."""
 
 

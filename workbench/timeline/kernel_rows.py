@@ -45,11 +45,19 @@ CREATE TABLE by_name AS
            max(registers) AS registers, max(local_bytes) AS local_bytes, max(spill_bytes) AS spill_bytes,
            max(occupancy_limit) AS occupancy_limit, arg_max(kernel_id, ns) AS kernel_id
     FROM executions JOIN names USING (code) GROUP BY name;
-CREATE VIEW by_execution AS
-    SELECT row, kernel_id, name, kind, start_ns / 1e6 AS start_ms, ns / 1e3 AS duration_us, device, stream, step_id,
-           phase, ctas, registers, local_bytes, occupancy_limit
-    FROM executions JOIN names USING (code);
 """
+_BY_NAME = "SELECT {columns} FROM by_name{where} ORDER BY {order} LIMIT {count} OFFSET {first}"
+# Names are joined to the rows of the page alone: sorting ten million rows must not carry their names along.
+_BY_EXECUTION = """
+SELECT kernel_id, name, kind, start_ns / 1e6, ns / 1e3, device, stream, step_id, phase, ctas, registers, local_bytes,
+       occupancy_limit
+FROM (SELECT *, row_number() OVER () AS place FROM (
+    SELECT * FROM executions{where} ORDER BY {order} LIMIT {count} OFFSET {first}
+)) JOIN names USING (code) ORDER BY place
+"""
+SORTED_AS = {"name": "code", "start_ms": "start_ns", "duration_us": "ns"}
+"""Codes are in the order of the names."""
+TESTED_AS = {"start_ms": "(start_ns / 1e6)", "duration_us": "(ns / 1e3)"}
 NAME_COLUMNS = (
     "name", "kind", "calls", "total_ms", "share", "mean_us", "shortest_us", "longest_us", "ctas", "registers",
     "local_bytes", "spill_bytes", "occupancy_limit", "kernel_id",
@@ -102,6 +110,7 @@ class KernelTable:
         self._database.execute("SET allowed_directories = []")
         self._database.execute("SET temp_directory = ''")
         self._database.execute(f"SET memory_limit = '{MEMORY}'")
+        self._database.execute(f"SET late_materialization_max_rows = {MAX_PAGE}")
         self._database.execute("SET python_enable_replacements = false")
         self._database.execute("SET enable_external_access = false")
         self._database.execute("SET lock_configuration = true")
@@ -125,26 +134,39 @@ class KernelTable:
         ``conditions`` joined by ``operator``). Raises InputError for a column, test or page that is none.
         """
         columns = NAME_COLUMNS if by == "name" else EXECUTION_COLUMNS
-        table = "by_name" if by == "name" else "by_execution"
+        table, sql = ("by_name", _BY_NAME) if by == "name" else ("executions", _BY_EXECUTION)
+        sorted_as, tested_as = ({}, {}) if by == "name" else (SORTED_AS, TESTED_AS)
         if not 0 <= first < last <= first + MAX_PAGE:
             raise InputError(f"kernels: rows {first} to {last}", hint=f"ask for 1 to {MAX_PAGE} at a time")
         params: list[object] = []
-        tests = [_test(_known(column, columns), condition, params) for column, condition in (filters or {}).items()]
-        given = [f"{_known(column, columns)} {_direction(direction)} NULLS LAST" for column, direction in sort]
-        given.append("total_ms DESC, name" if by == "name" else "row")
+        tests = []
+        for column, condition in (filters or {}).items():
+            _known(column, columns)
+            if column == "name" and by == "execution":
+                tests.append(self._of_names(condition))
+            else:
+                tests.append(_test(column, condition, params, tested_as.get(column, column)))
+        order = [
+            f"{sorted_as.get(_known(column, columns), column)} {_direction(direction)} NULLS LAST"
+            for column, direction in sort
+        ]
+        order.append("total_ms DESC, name" if by == "name" else "row")
         # Built of the constants of this module alone; every value of the request is a parameter.
         where = f" WHERE {' AND '.join(tests)}" if tests else ""
-        slice_ = f" ORDER BY {', '.join(given)} LIMIT {int(last - first)} OFFSET {int(first)}"
-        if by == "execution" and not tests and not sort:  # rows lie in this order: no need to look at the others
-            slice_ = f" WHERE row >= {int(first)} AND row < {int(last)} ORDER BY row"
         counted = self._rows(f"SELECT count(*) FROM {table}{where}", params)  # noqa: S608
-        return Page(
-            [
-                dict(zip(columns, row, strict=True))
-                for row in self._rows(f"SELECT {', '.join(columns)} FROM {table}{where}{slice_}", params)  # noqa: S608
-            ],
-            counted[0][0],
-        )
+        skipped = first
+        if by == "execution" and not tests and not sort:  # rows lie in this order: no need to look at the others
+            where, skipped = f" WHERE row >= {int(first)} AND row < {int(last)}", 0
+        slots = {"columns": ", ".join(columns), "where": where, "order": ", ".join(order)}
+        rows = self._rows(sql.format(**slots, count=int(last - first), first=int(skipped)), params)
+        return Page([dict(zip(columns, row, strict=True)) for row in rows], counted[0][0])
+
+    def _of_names(self, condition: Mapping[str, Any]) -> str:
+        """Return a filter on names as one on their codes: there are few names, and comparing numbers is quick."""
+        params: list[object] = []
+        test = _test("name", condition, params, "name")
+        codes = [str(int(code)) for (code,) in self._rows(f"SELECT code FROM names WHERE {test}", params)]  # noqa: S608
+        return f"code IN ({', '.join(codes)})" if codes else "false"
 
     def close(self) -> None:
         """Let go of the rows."""
@@ -182,15 +204,16 @@ def _direction(direction: str) -> str:
     return direction
 
 
-def _test(column: str, condition: Mapping[str, Any], params: list[object]) -> str:
+def _test(column: str, condition: Mapping[str, Any], params: list[object], written: str) -> str:
+    """Return the SQL of a filter on ``column``, which is ``written`` so there; its values are added to ``params``."""
     if conditions := condition.get("conditions"):
         joint = {"AND": " AND ", "OR": " OR "}.get(str(condition.get("operator")))
         if joint is None or not isinstance(conditions, list) or len(conditions) > 10:
             raise InputError("kernels: a filter that joins conditions needs AND or OR")
-        return f"({joint.join(_test(column, one, params) for one in conditions)})"
+        return f"({joint.join(_test(column, one, params, written) for one in conditions)})"
     kind = str(condition.get("type"))
     if kind in EMPTINESS:
-        return EMPTINESS[kind].format(column)
+        return EMPTINESS[kind].format(written)
     tests = TEXT_TESTS if column in TEXT else NUMBER_TESTS
     if kind not in tests:
         raise InputError(f"kernels: no filter {kind[:30]!r} on {column}", hint=f"one of {', '.join(tests)}")
@@ -204,4 +227,4 @@ def _test(column: str, condition: Mapping[str, Any], params: list[object]) -> st
         else:
             raise InputError(f"kernels: the filter on {column} needs a number")
         names.append(f"${len(params)}")
-    return tests[kind].format(column, *names)
+    return tests[kind].format(written, *names)
