@@ -8,8 +8,8 @@ Reference (fp32): ``logits = x @ W.T + bias``; then, by ``mode``:
 - ``sigmoid``: scores ``sigmoid(logits)``, chosen by ``score + correction``, weights the scores, divided by their sum
   where ``renormalise``, times ``factor`` (DeepSeek-V3, GLM, MiMo with one expert group).
 
-``forced`` (int32[P, k] and kv_len int32[1]) replaces the choice, not the weights: the token at position p gets the
-experts of row p mod P, as recorded or drawn beforehand, so that the experts a step touches are known.
+``forced`` (int32[P, k] and kv_len int32[1]) replaces the choice: the token at position p gets the experts of row
+p mod P, as recorded or drawn beforehand, with the weights that their own scores give them.
 
 Ties go to the lower expert. Shapes: x bf16[T, H], W bf16[E, H], bias bf16[E], correction fp32[E];
 ids int32[T, k], weights fp32[T, k]. Byte floor: W and x once. Instruction floor: 1/8 of an MMA a weight, and
@@ -123,6 +123,14 @@ def router_kernel(
         chosen = tl.where((slot == j)[None, :], best[:, None], chosen)
         value = tl.where((slot == j)[None, :], taken[:, None], value)
         key = tl.where(hit, float("-inf"), key)
+    if FORCED:
+        line = (tl.load(kv_len_ptr) - T + token) % period
+        here = (token < T)[:, None] & (slot < TOPK)[None, :]
+        chosen = tl.load(forced_ptr + line[:, None] * TOPK + slot[None, :], mask=here, other=0)
+        for j in tl.static_range(TOPK):
+            named = tl.sum(tl.where((slot == j)[None, :], chosen, 0), 1)
+            taken = tl.sum(tl.where(expert[None, :] == named[:, None], score, 0.0), 1)
+            value = tl.where((slot == j)[None, :], taken[:, None], value)
     if MODE == 2:
         value = tl.where((slot < TOPK)[None, :], value, 0.0)
         if RENORMALISE:
@@ -137,9 +145,6 @@ def router_kernel(
             value = value / tl.sum(tl.exp(logits - top[:, None]), 1)[:, None]
     at_out = token[:, None] * TOPK + slot[None, :]
     out_ok = (token < T)[:, None] & (slot < TOPK)[None, :]
-    if FORCED:
-        line = (tl.load(kv_len_ptr) - T + token) % period
-        chosen = tl.load(forced_ptr + line[:, None] * TOPK + slot[None, :], mask=out_ok, other=0)
     tl.store(ids_ptr + at_out, chosen, mask=out_ok)
     tl.store(weights_ptr + at_out, value, mask=out_ok)
 

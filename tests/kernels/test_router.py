@@ -61,15 +61,22 @@ def test_default_config_floor_and_refusals(device: torch.device) -> None:
         route(x, w, 2, mode="sigmoid")
 
 
-def test_a_forced_choice_keeps_the_weights(device: torch.device) -> None:
+@pytest.mark.parametrize("mode", ["softmax", "softmax_of_chosen", "sigmoid"])
+def test_a_forced_choice_is_weighted_by_its_own_scores(device: torch.device, mode: Mode) -> None:
     generator = torch.Generator().manual_seed(3)
     x, w = torch.randn(3, 64, generator=generator).bfloat16(), torch.randn(8, 64, generator=generator).bfloat16()
     table = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(4)]).int()
-    x, w = x.to(device), w.to(device)
+    correction = torch.randn(8, generator=generator) if mode == "sigmoid" else None
     kv_len = torch.tensor([7], dtype=torch.int32, device=device)
-    _, free = route(x, w, 2)
-    ids, weights = route(x, w, 2, forced=(table.to(device), kv_len))
-    assert ids.cpu().tolist() == table[[0, 1, 2]].tolist()  # positions 4, 5, 6 modulo 4
-    assert torch.equal(weights, free)
+    ids, weights = route(
+        x.to(device), w.to(device), 2, mode=mode, forced=(table.to(device), kv_len),
+        correction=None if correction is None else correction.to(device),
+    )  # fmt: skip
+    chosen = table[[0, 1, 2]]  # positions 4, 5, 6 modulo 4
+    assert ids.cpu().tolist() == chosen.tolist()
+    logits = (x.double() @ w.double().T).gather(1, chosen.long())
+    scores = logits.sigmoid() if mode == "sigmoid" else logits.exp()
+    torch.testing.assert_close(weights.cpu().double(), scores / scores.sum(1, keepdim=True), rtol=1e-3, atol=1e-4)
+    wrong = table.to(device)[:, :1].contiguous()
     with pytest.raises(InputError, match="route: forced has shape"):
-        route(x, w, 2, forced=(table.to(device)[:, :1].contiguous(), kv_len))
+        route(x.to(device), w.to(device), 2, forced=(wrong, kv_len))
