@@ -58,7 +58,32 @@ class SourceBlock:
     text: str
 
 
-Block = TextBlock | FigureBlock | FigureRow | TableBlock | SourceBlock
+@dataclass(frozen=True, slots=True)
+class FindingBlock:
+    """A finding. ``id``: its place in the page; ``gain``: what it would give back, in words, with its tag."""
+
+    kind: ClassVar[str] = "finding"
+    id: str
+    severity: str
+    title: str
+    sentence: str
+    remedy: str
+    gain: str
+    tag: str
+    facts: str
+    evidence: Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoldBlock:
+    """Blocks folded away under ``title``; their figures are drawn when it is opened."""
+
+    kind: ClassVar[str] = "fold"
+    title: str
+    blocks: tuple["Block", ...]
+
+
+Block = TextBlock | FigureBlock | FigureRow | TableBlock | SourceBlock | FindingBlock | FoldBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +97,15 @@ class Section:
 
 
 def figure_blocks(made: Sequence[Section]) -> list[FigureBlock]:
-    """Return all figures of the sections in order."""
-    found: list[FigureBlock] = []
-    for section in made:
-        for block in section.blocks:
-            if isinstance(block, FigureBlock):
-                found.append(block)
-            elif isinstance(block, FigureRow):
-                found += block.figures
-    return found
+    """Return all figures of the sections in order, those folded away included."""
+    return [figure for section in made for block in section.blocks for figure in _figures(block)]
+
+
+def _figures(block: Block) -> list[FigureBlock]:
+    if isinstance(block, FigureBlock):
+        return [block]
+    if isinstance(block, FigureRow):
+        return list(block.figures)
+    if isinstance(block, FoldBlock):
+        return [figure for inner in block.blocks for figure in _figures(inner)]
+    return []

@@ -18,8 +18,9 @@ from typing import Any
 from workbench import __version__
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import InputError
-from workbench.reports import ingested_figures, ingested_page, page, palette
+from workbench.reports import ingested_figures, ingested_page, page, palette, step_figure
 from workbench.reports.blocks import Section, figure_blocks
+from workbench.reports.finding_blocks import TopFinding
 from workbench.reports.ingested_page import is_ingested
 from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG, TEMPLATES
@@ -31,21 +32,32 @@ EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a page says, whatever it is about. ``swatches``: names in legends and the cause whose colour they have."""
+    """What a page says, whatever it is about. ``swatches``: names in legends and the cause whose colour they have.
+
+    ``top``: what is in the way, for the first screen.
+    """
 
     title: str
     answer: str
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     swatches: Mapping[str, str]
+    top: tuple[TopFinding, ...] = ()
 
 
 def render_html(bundle: Bundle, diagnosis: Diagnosis) -> str:
     """Return the report on ``bundle`` as one HTML document."""
     findings = page.gather(bundle, diagnosis)
     made = page.sections(findings)
-    document = Document(page.title(diagnosis), page.answer(diagnosis), page.warnings(findings), made, {})
-    return _render(document, bundle.manifest.created)
+    document = Document(
+        page.title(diagnosis),
+        page.answer(diagnosis),
+        page.warnings(findings),
+        made,
+        step_figure.COLOURS,
+        page.top(findings),
+    )
+    return render(document, bundle.manifest.created)
 
 
 def render_ingested_html(bundle: Bundle) -> str:
@@ -56,10 +68,11 @@ def render_ingested_html(bundle: Bundle) -> str:
     document = Document(
         ingested_page.title(trace), ingested_page.answer(trace), warnings, made, ingested_figures.COLOURS
     )
-    return _render(document, bundle.manifest.created)
+    return render(document, bundle.manifest.created)
 
 
-def _render(document: Document, created: str) -> str:
+def render(document: Document, created: str) -> str:
+    """Return ``document`` as one HTML page. ``created``: when what it is about was made."""
     from markupsafe import Markup
 
     environment = _environment()
@@ -72,6 +85,7 @@ def _render(document: Document, created: str) -> str:
         answer=document.answer,
         warnings=document.warnings,
         sections=document.sections,
+        top=document.top,
         figures=figure_blocks(document.sections),
         shared={"config": CONFIG, "templates": TEMPLATES},
         policy=_policy([plotly, script], [style]),

@@ -1,21 +1,38 @@
 """What stands on the page of a report, in order: sections of texts, figures and tables."""
 
 import json
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.diagnose.byte_model import byte_classes
 from workbench.diagnose.distribution import StepTimes, step_times
+from workbench.diagnose.facts import Facts
 from workbench.diagnose.headline import fastest, headline
 from workbench.diagnose.numbers import percent
 from workbench.diagnose.quality import instrument_costs, limits
 from workbench.diagnose.speculation import BreakEven, break_even
+from workbench.diagnose.speculation_view import iso_view, speculation_view
 from workbench.diagnose.steps import Steps, load_steps
-from workbench.diagnose.summary import Diagnosis
-from workbench.reports import figures, quality_tables, tables
-from workbench.reports.blocks import Block, FigureBlock, FigureRow, Section, SourceBlock, TableBlock, TextBlock
+from workbench.diagnose.summary import Diagnosis, VariantSummary
+from workbench.reports import device_sections, figures, ingested_tables, quality_tables, tables
+from workbench.reports.blocks import (
+    Block,
+    FigureBlock,
+    FigureRow,
+    FoldBlock,
+    Section,
+    SourceBlock,
+    TableBlock,
+    TextBlock,
+)
+from workbench.reports.finding_blocks import TopFinding, finding_blocks, top_findings
 from workbench.reports.labels import visible
+from workbench.reports.ladder_tables import ladder_figure, ladder_table
+from workbench.reports.speculation_page import speculation_section
+from workbench.reports.waterfall_figure import waterfall_figure
 from workbench.trace.bundle import Bundle
+from workbench.trace.validity import Verdict, verdict
 
 SOURCE_LIMIT = 200_000
 """Characters of the scenario that a report prints."""
@@ -30,18 +47,33 @@ class Findings:
     against_plain: dict[str, BreakEven | None]
     steps: dict[str, Steps]
     times: dict[str, StepTimes]
+    verdict: Verdict
+    facts: dict[str, Facts]
+
+    @property
+    def best(self) -> VariantSummary:
+        """The variant that the page is about in the first place: the fastest."""
+        return fastest(self.diagnosis)
+
+    @property
+    def others(self) -> tuple[VariantSummary, ...]:
+        """All other variants, in the order of the scenario."""
+        return tuple(variant for variant in self.diagnosis.variants if variant is not self.best)
 
 
 def gather(bundle: Bundle, diagnosis: Diagnosis) -> Findings:
     """Read from ``bundle`` what a page shows beside its diagnosis."""
     names = [variant.name for variant in diagnosis.variants]
     steps = {name: load_steps(bundle, name) for name in names}
+    judged = verdict(bundle)
     return Findings(
         bundle,
         diagnosis,
         {name: break_even(bundle, name) for name in names},
         steps,
         {name: step_times(one) for name, one in steps.items()},
+        judged,
+        {name: Facts(bundle, name, judged) for name in names},
     )
 
 
@@ -69,13 +101,23 @@ def warnings(findings: Findings) -> tuple[str, ...]:
     severe = sorted({row["probe"] for row in findings.bundle.table("losses").to_pylist() if row["severity"] != "info"})
     if severe:
         found.append(f"Records were lost ({', '.join(map(visible, severe))}): see data quality.")
+    doubts = [one for one in findings.best.findings if one.severity == "critical" and one.recoverable is None]
+    found += [f"{visible(one.title)}. {visible(one.sentence, 400)}" for one in doubts]
     return tuple(found)
 
 
-def sections(findings: Findings) -> tuple[Section, ...]:
-    """Return the sections of the page in reading order; those with nothing to say are left out."""
-    made = (_speed, _causes, _acceptance, _comparison, _step_times, _bytes, _quality, _limits, _environment)
-    return tuple(section for section in (make(findings) for make in made) if section is not None)
+def top(findings: Findings) -> tuple[TopFinding, ...]:
+    """Return what is in the way of the fastest variant: the findings that would give most back."""
+    return top_findings(findings.diagnosis, findings.best)
+
+
+def sections(findings: Findings, leave_out: Collection[str] = ()) -> tuple[Section, ...]:
+    """Return the sections of the page in reading order; those with nothing to say are left out.
+
+    ``leave_out``: ids of sections that are not wanted; what they take to make is saved.
+    """
+    made = (make(findings) for name, make in _SECTIONS.items() if name not in leave_out)
+    return tuple(section for section in made if section is not None)
 
 
 def _speed(findings: Findings) -> Section:
@@ -87,18 +129,92 @@ def _causes(findings: Findings) -> Section:
     diagnosis = findings.diagnosis
     drawn = figures.step_time_figure(diagnosis)
     drawn["layout"]["showlegend"] = False
+    marks = "Solid: measured. Hatched: estimated. Crossed: modelled."
     figure = FigureBlock(
         "step-time",
         drawn,
-        "Solid: measured. Hatched: estimated. Crossed: modelled.",
+        marks,
         "Stacked bars of the step time by cause, one a variant; the table below holds the numbers.",
         tuple(dict.fromkeys(cause.name for variant in diagnosis.variants for cause in variant.accounting.causes)),
     )
+    best, others = findings.best, findings.others
+
+    def waterfall(variant: VariantSummary) -> FigureBlock:
+        return FigureBlock(
+            f"waterfall-{diagnosis.variants.index(variant)}",
+            waterfall_figure(variant),
+            f"{visible(variant.name)}, from the floor to the wall time of an average step. {marks}",
+            "Bars of the causes, each beginning where the one before ended; the table below holds the numbers.",
+        )
+
+    blocks: list[Block] = [waterfall(best), TableBlock(tables.cause_table(diagnosis, (best,)))]
+    if others:
+        rest: list[Block] = []
+        for variant in others:
+            rest += [waterfall(variant), TableBlock(tables.cause_table(diagnosis, (variant,)))]
+        blocks = [figure, *blocks, FoldBlock(_more("Waterfalls and causes", others), tuple(rest))]
     intro = (
         "The wall time of an average step, split into causes that add up to it. Times come from the clean pass, in "
         "which no instrument ran; what happened inside the verify forward is known as a share of the traced pass."
     )
-    return Section("causes", "Where the time goes", intro, (figure, TableBlock(tables.cause_table(diagnosis))))
+    return Section("causes", "Where the time goes", intro, tuple(blocks))
+
+
+def _more(what: str, others: Collection[Any]) -> str:
+    return f"{what} of {len(others)} more variant{'s' * (len(others) != 1)}"
+
+
+def _roofline(findings: Findings) -> Section | None:
+    return device_sections.roofline_section(findings.diagnosis, findings.best, findings.others, findings.facts)
+
+
+def _timeline(findings: Findings) -> Section | None:
+    return device_sections.timeline_section(findings.diagnosis, findings.best, findings.others, findings.facts)
+
+
+def _kernels(findings: Findings) -> Section | None:
+    return device_sections.kernel_section(findings.diagnosis, findings.best, findings.others, findings.facts)
+
+
+def _speculation(findings: Findings) -> Section | None:
+    views = {name: speculation_view(facts) for name, facts in findings.facts.items()}
+    best = findings.best
+    floor = findings.facts[best.name].floor
+    grid = iso_view(findings.diagnosis, best, floor.bytes_per_s / 1e9) if floor else None
+    return speculation_section(findings.diagnosis, views, grid)
+
+
+def _ladder(findings: Findings) -> Section | None:
+    steps = findings.diagnosis.ladder
+    if not steps:
+        return None
+    figure = FigureBlock(
+        "ladder-speeds",
+        ladder_figure(steps),
+        "One row a rung: the rung below, what removing its losses promised, what this rung reached.",
+        "Bars of tok/s before, predicted and measured, one row a rung; the table below holds the numbers.",
+    )
+    intro = (
+        "If the accounting is right, a rung without the losses that the next one removes is as fast as the next one."
+    )
+    return Section(
+        "ladder", "The ladder: predicted and measured gain", intro, (figure, TableBlock(ladder_table(steps)))
+    )
+
+
+def _found(findings: Findings) -> Section:
+    diagnosis, best = findings.diagnosis, findings.best
+    blocks: list[Block] = list(finding_blocks(diagnosis, best))
+    if not blocks:
+        blocks.append(TextBlock("No finding: nothing stands out above the noise and above 2 % of the tok/s."))
+    if len(diagnosis.variants) > 1:
+        blocks.insert(0, TextBlock(f"Of {visible(best.name)}, the fastest variant.", "lead"))
+    for variant in findings.others:
+        own = finding_blocks(diagnosis, variant)
+        if own:
+            blocks.append(FoldBlock(f"{visible(variant.name)}: {len(own)} finding{'s' * (len(own) != 1)}", own))
+    intro = "What each loss would give back if it were gone, the most first. Gains of two findings do not add up."
+    return Section("findings", "Findings", intro, tuple(blocks))
 
 
 def _acceptance(findings: Findings) -> Section | None:
@@ -106,7 +222,7 @@ def _acceptance(findings: Findings) -> Section | None:
     if not any(variant.positions for variant in diagnosis.variants):
         return None
     figure = FigureBlock(
-        "acceptance",
+        "survival",
         figures.acceptance_figure(diagnosis),
         "A draft survives at a position when it and all before it were accepted.",
         "Share of surviving drafts by position, one line a drafting variant; the table below holds the numbers.",
@@ -199,7 +315,20 @@ def _quality(findings: Findings) -> Section:
     losses = bundle.table("losses").to_pylist()
     blocks: list[Block] = [TextBlock(f"Bundle: {manifest.state}. Schema version {manifest.schema_version}.")]
     blocks += [TextBlock(visible(note, 400)) for note in manifest.notes]
-    blocks.append(TableBlock(quality_tables.losses_table(losses)) if losses else TextBlock("No record was lost."))
+    judged = findings.verdict
+    if judged.checks:
+        worst = {"error": "not to be trusted as it is", "warning": "usable, with doubts", "info": "sound"}
+        blocks.append(TextBlock(f"Verdict on the trace: {worst[judged.severity]}.", "lead"))
+        blocks.append(TableBlock(ingested_tables.verdict_table(judged)))
+        if judged.refusals:
+            blocks.append(TableBlock(ingested_tables.refusals_table(judged), "What the trace alone may not be asked"))
+    else:
+        blocks.append(TextBlock("Verdict on the trace: nothing is wrong with it.", "lead"))
+    severe = [row for row in losses if row["severity"] != "info"]
+    mild = [row for row in losses if row["severity"] == "info"]
+    blocks.append(TableBlock(quality_tables.losses_table(severe)) if severe else TextBlock("No record was lost."))
+    if mild:
+        blocks.append(TableBlock(quality_tables.losses_table(mild), "Left out on purpose, or counted around"))
     costs = instrument_costs(bundle)
     blocks.append(
         TableBlock(quality_tables.cost_table(costs))
@@ -207,7 +336,9 @@ def _quality(findings: Findings) -> Section:
         else TextBlock("What the instruments cost is not known: no step was both traced and run clean.")
     )
     if manifest.clock.sources:
-        blocks.append(TableBlock(quality_tables.clock_table(manifest.clock)))
+        worst_ns = max(source.residual_ns for source in manifest.clock.sources)
+        folded = f"Clock residuals: {len(manifest.clock.sources)} clocks, at most {worst_ns / 1e3:,.1f} µs apart"
+        blocks.append(TableBlock(quality_tables.clock_table(manifest.clock), folded))
     blocks.append(TableBlock(quality_tables.rows_table(manifest.rows), "Rows by table"))
     return Section("quality", "Data quality", "", tuple(blocks))
 
@@ -239,6 +370,26 @@ def _environment(findings: Findings) -> Section:
         SourceBlock("Scenario, all settings resolved", _scenario(manifest.scenario)),
     )
     return Section("environment", "Environment and scenario", "", blocks)
+
+
+_SECTIONS: dict[str, Callable[[Findings], Section | None]] = {
+    "speed": _speed,
+    "roofline": _roofline,
+    "causes": _causes,
+    "timeline": _timeline,
+    "kernels": _kernels,
+    "acceptance": _acceptance,
+    "comparison": _comparison,
+    "speculation": _speculation,
+    "ladder": _ladder,
+    "findings": _found,
+    "step-times": _step_times,
+    "bytes": _bytes,
+    "quality": _quality,
+    "environment": _environment,
+    "limits": _limits,
+}
+"""In reading order."""
 
 
 def _scenario(scenario: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def cost_table(costs: Sequence[InstrumentCost]) -> Table:
             Column("Variant"),
             Column("Instruments"),
             Column("Clean", "ms", numeric=True),
-            Column("Traced", "ms", numeric=True),
+            Column("With them", "ms", numeric=True),
             Column("Cost", "%", numeric=True),
         ),
         (

@@ -82,8 +82,8 @@ def _versus(compared: Identity | BreakEven) -> str:
     return f"against {visible(compared.baseline)}"
 
 
-def cause_table(diagnosis: Diagnosis) -> Table:
-    """Return the causes of every variant; the printed parts add up to the printed step time."""
+def cause_table(diagnosis: Diagnosis, only: Sequence[VariantSummary] = ()) -> Table:
+    """Return the causes of every variant, or of ``only`` those; the printed parts add up to the printed step time."""
     return Table(
         "Wall time of an average step. What is printed adds up as printed: the last digit of a part may be off by one.",
         (
@@ -92,7 +92,7 @@ def cause_table(diagnosis: Diagnosis) -> Table:
             Column("Share", "%", numeric=True),
             Column("What it is, and how it was obtained", remark=True),
         ),
-        tuple(_causes(variant.name, variant.accounting) for variant in diagnosis.variants),
+        tuple(_causes(variant.name, variant.accounting) for variant in only or diagnosis.variants),
     )
 
 

@@ -49,17 +49,21 @@ def test_the_page_answers_in_order(page: str) -> None:
     sections = re.findall(r'<section id="([\w-]+)">', page)
     assert sections == [
         "speed",
+        "roofline",
         "causes",
+        "timeline",
         "acceptance",
         "comparison",
+        "speculation",
+        "findings",
         "step-times",
         "bytes",
         "quality",
-        "limits",
         "environment",
+        "limits",
     ]
     assert re.search(r"<h1><bdi>\w+, the fastest of 3 variants, decodes at", page)
-    for figure in ("step-time", "acceptance", "speeds", "accept-lengths", "step-spread"):
+    for figure in ("step-time", "waterfall-0", "survival", "speeds", "accept-lengths", "step-spread"):
         assert f'class="plot" id="{figure}"' in page
         assert f'id="{figure}-data"' in page
 

@@ -15,7 +15,7 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.kernel_classes import KernelClass, short_name
 from workbench.diagnose.roofline import Point, Roofline, bytes_within
 from workbench.diagnose.signals import READ_BYTES, READ_SECTORS, SECTOR_BYTES
-from workbench.diagnose.step_signals import WARPS, anchors, bring, sampled_anchors
+from workbench.diagnose.step_signals import WARPS, anchors, bring, sampled_anchors, worked
 from workbench.diagnose.steps import Ints, Steps
 from workbench.quantity import Quantity
 
@@ -28,8 +28,8 @@ class KernelRow:
     """One kernel name in one phase; times in ns a step.
 
     ``share``: of the clean step. ``achieved``: DRAM bytes read over time, GB/s. ``occupancy_limit``: resident warps the
-    launch allows, ``occupancy``: those that were there. ``ctas``: median grid, ``waves``: how often it fills the device;
-    0 and None where not known. ``spill_bytes``: a thread's, None where nothing was read that would tell.
+    launch allows, ``occupancy``: those that were there. ``ctas``: median grid, ``waves``: how often it fills the
+    device; 0 and None where not known. ``spill_bytes``: a thread's, None where nothing was read that would tell.
     """
 
     name: str
@@ -166,7 +166,7 @@ def _limit(facts: Facts, one: KernelClass, resources: _Resources) -> Quantity | 
 def _aligned(facts: Facts, one: KernelClass, *, bandwidth: bool) -> Quantity | None:
     """Return the class's mean bandwidth (GB/s) or resident warps (share), from the sampled pass's same part."""
     split = facts.split
-    steps, traced = facts.steps_of("sampled"), facts.traced
+    steps = facts.steps_of("sampled")
     if (
         split is None
         or not len(steps)
@@ -210,7 +210,7 @@ def _windows(facts: Facts, one: KernelClass, steps: Steps) -> tuple[Ints, Ints] 
         within = np.flatnonzero((start >= traced.start[index]) & (end <= traced.end[index]))
         inside = within[own[within]]
         if len(inside):
-            busy = int(start[within].min()), int(end[within].max())
+            busy = worked(start[within], end[within])
             here = anchors(int(traced.start[index]), int(traced.end[index]), busy)
             longest = inside[np.argmax((end - start)[inside])]
             span = np.array([start[longest], end[longest]])

@@ -10,7 +10,8 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.gap_causes import GAP_CAUSES
 from workbench.diagnose.kernel_kinds import kind_of
 from workbench.diagnose.kernel_losses import SMALL_NS
-from workbench.diagnose.step_signals import LaneShares, Signal, anchors, lane_shares, median_step, signals
+from workbench.diagnose.load_split import PROFILED
+from workbench.diagnose.step_signals import LaneShares, Signal, anchors, lane_shares, median_step, signals, worked
 from workbench.diagnose.steps import Ints, RunPass, Steps
 
 SMALL = "small kernel"
@@ -79,7 +80,7 @@ def _picture(facts: Facts, run_pass: RunPass, steps: Steps, which: str, index: i
     own = np.array([column[index] for column in (steps.start, steps.draft_end, steps.forward_end, steps.end)])
     step_id = int(steps.step_id[index])
     rows = [_phases(own)]
-    if run_pass == "traced":
+    if run_pass in PROFILED:
         rows += [row for row in (*_device(facts, own, step_id), *_host(facts, own)) if len(row) or row.remark]
     busy, longest = _busy(facts, own)
     seen = signals(facts, anchors(int(own[0]), int(own[-1]), busy), worst=which == "worst")
@@ -102,7 +103,7 @@ def _picture(facts: Facts, run_pass: RunPass, steps: Steps, which: str, index: i
 
 
 def _busy(facts: Facts, own: Ints) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
-    """Return from when to when the device works in the step, and its longest kernel; None without kernels."""
+    """Return when the device has done 1 and 99 % of its work in the step, and of its longest kernel; None without."""
     if facts.split is None:
         return None, None
     kernels = facts.split.timeline.kernels
@@ -111,7 +112,7 @@ def _busy(facts: Facts, own: Ints) -> tuple[tuple[int, int] | None, tuple[int, i
         return None, None
     start, end = kernels.ints("start_ns")[rows], kernels.ints("end_ns")[rows]
     at = int(np.argmax(end - start))
-    return (int(start.min()), int(end.max())), (int(start[at]), int(end[at]))
+    return worked(start, end), worked(start[at : at + 1], end[at : at + 1])
 
 
 def _phases(own: Ints) -> Row:
@@ -214,7 +215,7 @@ def _host(facts: Facts, own: Ints) -> list[Row]:
             rows.append(_row("operators", "operators", host, operators, own, zeros, ("operator",), remark))
     if len(syncs) or facts.split is not None:
         waits = _within(syncs, own) if len(syncs) else np.zeros(0, np.int64)
-        remark = f"{len(waits):,} waits for the device" if len(waits) else "none in this step"
+        remark = f"{len(waits):,} in this step, for the device"
         rows.append(_row("syncs", "host waits", syncs, waits, own, np.zeros(len(waits), np.int64), ("wait",), remark))
     return rows
 

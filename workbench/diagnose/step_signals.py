@@ -2,8 +2,8 @@
 
 Counters, stamps and kernels are never recorded in the same step, since each instrument disturbs the others. What they
 share is the order of work: so a moment of one step goes to the same part of the other, linear between four anchors: the
-step begins, the device begins to work, it has finished, the step ends. When the device works is known from the traced
-kernels, the sampled activity of the SMs and the stamps; a launch that tracing slows then moves nothing but itself. In
+step begins, the device has done 1 % of its work, it has done 99 %, the step ends. Work is the time of traced kernels,
+the sampled activity of the SMs, or the span of the stamps; so a launch that tracing slows moves nothing but itself. In
 between it is as exact as the passes are alike.
 """
 
@@ -35,8 +35,7 @@ COUNTED: tuple[RunPass, ...] = ("sampled", "traced")
 """Passes whose steps counters are looked for in. Never the clean one: no instrument ran there."""
 
 ACTIVE = re.compile(r"sm_active|sm__cycles_active", re.IGNORECASE)
-BUSY = 0.1
-"""Share of the step's most active sample from which the device counts as working."""
+EDGE = 0.01
 
 LANE_BINS = 240
 
@@ -73,11 +72,28 @@ class LaneShares:
 
 
 def anchors(start: int, end: int, busy: tuple[int, int] | None) -> Ints:
-    """Return the four anchors of the step [start, end) in ns. ``busy``: when its device began and ended work; None:
-    not known, taken to be all of it."""
+    """Return the four anchors of the step [start, end) in ns. ``busy``: when 1 % and 99 % of its device's work were
+    done (``worked``); None: not known, taken to be all of it."""
     first, last = busy if busy else (start, end)
     first = min(max(first, start), end)
     return np.array([start, first, min(max(last, first), end), end], np.int64)
+
+
+def worked(start: Ints, end: Ints, weight: Floats | None = None) -> tuple[int, int] | None:
+    """Return when 1 % and 99 % of the time of spans [start, end) are over, each counted by its ``weight``.
+
+    Spans are sorted and overlap little. None where there are none.
+    """
+    work = (end - start) * (np.ones(len(start)) if weight is None else weight)
+    total = np.cumsum(work)
+    if not len(total) or total[-1] <= 0:
+        return None
+    found = []
+    for share in (EDGE, 1 - EDGE):
+        at = int(np.searchsorted(total, share * total[-1]))
+        left = share * float(total[-1]) - float(total[at] - work[at])
+        found.append(int(start[at] + (end[at] - start[at]) * (left / work[at] if work[at] else 0)))
+    return found[0], found[1]
 
 
 def bring(moments: Ints, own: Ints, other: Ints) -> Ints:
@@ -146,8 +162,10 @@ def sampled_anchors(facts: Facts, start: int, end: int) -> Ints:
         rows = np.flatnonzero(inside & (counters.ints("end_ns") > counters.ints("start_ns")))
         values = counters.floats("value")[rows]
         if len(rows) and np.isfinite(values).all() and values.max() > 0:
-            at = rows[values > BUSY * values.max()]
-            return anchors(start, end, (int(counters.ints("start_ns")[at[0]]), int(counters.ints("end_ns")[at[-1]])))
+            spans = (np.clip(counters.ints(name)[rows], start, end) for name in ("start_ns", "end_ns"))
+            # Bytes add up over a sample, a share holds for all of it.
+            length = np.maximum(counters.duration[rows], 1)
+            return anchors(start, end, worked(*spans, values if match is ACTIVE else values / length))
     return anchors(start, end, None)
 
 
@@ -182,7 +200,7 @@ def lane_shares(facts: Facts, other: Ints) -> LaneShares | None:
     walls = steps.wall[seen]
     chosen = int(seen[np.argmin(np.abs(walls - np.median(walls)))])
     rows = np.flatnonzero(inside & (at == chosen))
-    spans = int(start[rows].min()), int(end[rows].max())
+    spans = worked(np.array([start[rows].min()]), np.array([end[rows].max()]))
     own = anchors(int(steps.start[chosen]), int(steps.end[chosen]), spans)
     edges = np.linspace(0, int(other[-1] - other[0]), LANE_BINS + 1).astype(np.int64)
     kinds, ctas = _kinds(lanes), np.unique(lanes.ints("cta")[rows])
