@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from workbench.decode.experts import Half
 from workbench.decode.fp8 import dequantize_blocks, quantize_blocks
 from workbench.decode.model import Target
 from workbench.decode.mxfp4 import MxFp4, dequantize
@@ -12,14 +13,14 @@ from workbench.decode.presets import load_preset
 from workbench.decode.rungs import random_model as random_model_module
 from workbench.decode.rungs.fit import held_bytes
 from workbench.decode.rungs.narrow import Fp8Experts, draw_fp8
-from workbench.decode.rungs.packed import PackedExperts, expert_layers
+from workbench.decode.rungs.packed import PackedExperts, expand, expert_layers
 from workbench.decode.rungs.plan import PLANS
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.store import WeightStore
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_target, shipped_folder
 from workbench.errors import InputError, UnfitError
-from workbench.kernels.mxfp4_layout import restore
+from workbench.kernels.mxfp4_layout import RowOrder, relayout, restore
 from workbench.scenario import parse_scenario
 
 CPU = torch.device("cpu")
@@ -166,3 +167,17 @@ def test_fp8_experts_refuse_blocks_that_straddle() -> None:
         * 16
         < 2
     )
+
+
+@pytest.mark.parametrize(("half", "order"), [("gate_up", "stacked"), ("down", "plain")])
+def test_expanding_is_the_exact_inverse_of_packing(half: Half, order: RowOrder) -> None:
+    generator = torch.Generator().manual_seed(6)
+    blocks = torch.randint(0, 256, (3, 64, 4, 16), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(1, 255, (3, 64, 4), dtype=torch.uint8, generator=generator)
+    words, scale_words = relayout(blocks, scales, order)
+    want = dequantize(MxFp4(blocks.flatten(-2), scales))
+    assert torch.equal(expand(words, scale_words, half, torch.float32), want)
+    near = scales.clamp(100, 140)  # bfloat16 has float32's range but for the last steps
+    words, scale_words = relayout(blocks, near, order)
+    want = dequantize(MxFp4(blocks.flatten(-2), near), torch.bfloat16)
+    assert torch.equal(expand(words, scale_words, half, torch.bfloat16), want)

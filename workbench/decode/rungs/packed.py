@@ -54,39 +54,35 @@ def pack(gate_up: MxFp4, down: MxFp4, ffn: Experts) -> PackedExperts:
 def expand(words: Tensor, scale_words: Tensor, half: Half, dtype: torch.dtype) -> Tensor:
     """Return the values [n, N, K] of n experts in kernel form; no step depends on the data, so a graph can hold it.
 
-    What ``mxfp4_layout.restore`` and a dequantisation do expert by expert, in one pass over all of them.
+    The kernels' own decoding in plain torch: a masked shift of a word is two bfloat16 numbers, each its value times
+    2^-126 (mxfp4_layout.py). As there, a scale byte of 0 counts as zero.
     """
     count, tiles, chunks, _ = words.shape
-    table, half_shifts, byte_shifts = _constants(words.device)
-    halves = words.view(count, tiles, chunks, 8, 4, 2, 2, 1) >> half_shifts
-    codes = [
-        (halves >> sign & 1) << 3 | halves >> magnitude & 7
-        for sign, magnitude in zip(SIGN_BITS, MAGNITUDE_BITS, strict=True)
-    ]
-    # (n, tile, chunk, g, c, row half, word half, e, pair = b h)
-    values = table[torch.stack(codes, -1).view(count, tiles, chunks, 8, 4, 2, 2, 2, 2, 2)]
-    exponents = scale_words.unsqueeze(-1) >> byte_shifts & 0xFF
-    # A scale byte of 0 stands for 2^-127, of which float32 bits make zero, as the kernels do.
-    scales = (exponents << 23).view(torch.float32).view(count, tiles, chunks, 8, 2, 2)
-    # to (n, [row half,] tile, [row half,] g, chunk, b, c, h, word half, e); gate and up are the halves of a tile
+    pairs = (
+        words & _BOTH,
+        words << 3 & _BOTH,
+        words << 1 & _SIGNS | words << 6 & _MAGNITUDES,
+        words << 2 & _SIGNS | words >> 3 & _MAGNITUDES,
+    )
+    # (n, tile, chunk, g, c, row half, word half, b, h, e)
+    values = torch.stack(pairs, -1).view(torch.bfloat16).view(count, tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
+    values = values.to(dtype) * 2.0**126
+    exponents = scale_words.unsqueeze(-1) >> _byte_shifts(words.device) & 0xFF
+    scales = (exponents << 23).view(torch.float32).to(dtype).view(count, tiles, chunks, 8, 2, 2)
+    # to (n, [row half,] tile, [row half,] g, chunk, b, c, h, word half, e): gate and up are the halves of a tile
     rows = (0, 5, 1, 3) if half == "gate_up" else (0, 1, 5, 3)
-    values = values.permute(*rows, 2, 8, 4, 9, 6, 7)
-    scales = scales.permute(*((0, 5, 1, 3) if half == "gate_up" else (0, 1, 5, 3)), 2, 4)
-    return (values * scales[..., None, None, None, None]).to(dtype).reshape(count, tiles * 16, chunks * 64)
+    spread = scales.permute(*rows, 2, 4)[..., None, None, None, None]
+    return (values.permute(*rows, 2, 7, 4, 8, 6, 9) * spread).reshape(count, tiles * 16, chunks * 64)
 
 
 @cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the values by code and the two lists of shifts: made once, since a graph must not copy from the host."""
-    halves, quarters = (torch.tensor(bits, dtype=torch.int32, device=device) for bits in ((0, 16), (0, 8, 16, 24)))
-    return torch.tensor(MAGNITUDES, dtype=torch.float32, device=device), halves, quarters
+def _byte_shifts(device: torch.device) -> Tensor:
+    """Return the shifts to the four bytes of a word: made once, since a graph must not copy from the host."""
+    return torch.tensor((0, 8, 16, 24), dtype=torch.int32, device=device)
 
 
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""E2M1 by code."""
-
-SIGN_BITS, MAGNITUDE_BITS = (15, 12, 14, 13), (6, 3, 0, 9)
-"""Where the four pairs of a kernel word keep sign and magnitude (workbench/kernels/mxfp4_layout.py)."""
+_BOTH, _SIGNS, _MAGNITUDES = -0x7E3F7E40, -0x7FFF8000, 0x01C001C0
+"""Sign and magnitude bits of the two bfloat16 numbers that one masked word is; the signs', the magnitudes'."""
 
 
 def _grouped(q: MxFp4) -> tuple[Tensor, Tensor]:
