@@ -58,6 +58,7 @@ class Options:
     """How to watch. ``profile_steps`` > 0 asks the server for a trace of so many forwards, after the counters.
 
     ``width``, ``batch`` and ``context`` are of the byte model, where ``model`` names one: what the server decodes.
+    ``tok_s`` and ``accept_length``: what its client measures, for a server without metrics.
     """
 
     seconds: float = 20.0
@@ -66,6 +67,8 @@ class Options:
     width: int = 1
     batch: int = 1
     context: int = 0
+    tok_s: float | None = None
+    accept_length: float | None = None
     hardware: str | None = None
     profile_steps: int = 0
     profile_folder: str = ""
@@ -261,5 +264,6 @@ def _settings(options: Options, watched: Watched, address: str, pid: int | None)
             "start_ns": watched.window[0],
             "end_ns": watched.window[1],
             "interval_ns": options.interval_ns,
+            "given": {"tok_s": options.tok_s, "accept_length": options.accept_length, "batch": options.batch},
         },
     }

@@ -31,6 +31,12 @@ def attach(
     width: Annotated[int, typer.Option(metavar="T", help="Verify width: draft tokens + 1.")] = 1,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences decoded together.")] = 1,
     context: Annotated[int, typer.Option(metavar="N", help="Tokens in each KV cache.")] = 0,
+    tok_s: Annotated[
+        float | None, typer.Option(metavar="X", help="Without --url: tok/s that the server's client measures.")
+    ] = None,
+    accept_length: Annotated[
+        float | None, typer.Option(metavar="X", help="Without --url: its tokens a step and sequence.")
+    ] = None,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="Device whose peak is the roof.")] = None,
     interval_us: Annotated[float, typer.Option(metavar="US", help="Sampling interval, 2 to 1000.")] = 10.0,
     profile_steps: Annotated[
@@ -69,6 +75,8 @@ def attach(
         width=width,
         batch=batch,
         context=context,
+        tok_s=tok_s,
+        accept_length=accept_length,
         hardware=hardware,
         profile_steps=profile_steps,
         profile_folder=profile_folder,

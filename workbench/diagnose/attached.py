@@ -100,7 +100,7 @@ def attached(bundle: Bundle) -> Attached:
     traffic = counters.rate(("dram_read_bytes", "dram_write_bytes"))
     reads = counters.rate(("dram_read_bytes",))
     idle = counters.idle(roof.value * 1e9 * IDLE_SHARE_OF_ROOF) if roof else None
-    step, tok_s, accept = _step(engine, counters)
+    step, tok_s, accept = _step(engine, counters, settings.get("given", {}))
     per_step = None
     if step and reads:
         tag: Tag = "measured" if step.tag == "measured" else "estimated"
@@ -215,8 +215,17 @@ class _Counters:
         return found
 
 
-def _step(engine: dict[str, Any], counters: _Counters) -> tuple[Quantity | None, Quantity | None, Quantity | None]:
-    """Return mean step (ms), tok/s and accept length."""
+def _step(
+    engine: dict[str, Any], counters: _Counters, given: dict[str, Any]
+) -> tuple[Quantity | None, Quantity | None, Quantity | None]:
+    """Return mean step (ms), tok/s and accept length. ``given``: what the user said of a server without metrics."""
+    if given.get("tok_s") and not engine.get("tokens"):
+        tok_s = Quantity(float(given["tok_s"]), "tok/s", "measured", note="by the server's client, as given")
+        length = float(given.get("accept_length") or 1.0)
+        accept = Quantity(length, "tokens", "measured", note="by the server's client, as given")
+        milliseconds = length * max(1, int(given.get("batch") or 1)) / tok_s.value * 1e3
+        note = "accept length times sequences over tok/s, as given"
+        return Quantity(milliseconds, "ms", "measured", note=note), tok_s, accept
     tokens, span = engine.get("tokens", 0.0), engine.get("tokens.span_s", 0.0)
     tok_s = (
         Quantity(tokens / span, "tok/s", "measured", note="the engine's counter") if tokens > 0 and span > 0 else None
