@@ -14,7 +14,16 @@ from workbench.dashboards.place import Place
 from workbench.diagnose.numbers import significant
 from workbench.quantity import Quantity
 from workbench.reports import palette
-from workbench.reports.blocks import Block, FigureBlock, FigureRow, Section, SourceBlock, TableBlock, TextBlock
+from workbench.reports.blocks import (
+    Block,
+    FigureBlock,
+    FigureRow,
+    FoldBlock,
+    Section,
+    SourceBlock,
+    TableBlock,
+    TextBlock,
+)
 from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG, TEMPLATES
 from workbench.reports.table import Cell, Column, Group, Table
@@ -114,14 +123,9 @@ def _block(block: Block, browser: Browser) -> Children:
         return [html.Details([html.Summary(html.Bdi(block.folded)), *shown])] if block.folded else shown
     if isinstance(block, SourceBlock):
         return [html.Details([html.Summary(block.title), html.Pre(block.text, tabIndex=0, dir="ltr")])]
-    return _later(block, browser)
-
-
-def _later(block: Any, browser: Browser) -> Children:
-    """Return a block that holds others, or nothing for one that has a page of its own here."""
-    if block.kind != "fold":
-        return []
-    return [html.Details([html.Summary(html.Bdi(block.title)), *blocks(block.blocks, browser)])]
+    if isinstance(block, FoldBlock):
+        return [html.Details([html.Summary(html.Bdi(block.title)), *blocks(block.blocks, browser)])]
+    return []  # findings have a page of their own here
 
 
 def _figure(block: FigureBlock, browser: Browser) -> Component:

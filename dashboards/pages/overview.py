@@ -34,11 +34,10 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     parts: Children = [heading(page.answer(diagnosis))]
     parts += [message(text) for text in page.warnings(found)]
     parts += _against_baseline(context, place, diagnosis)
-    for one in page.sections(found):
-        if one.id not in ELSEWHERE:
-            parts.append(report_section(one, browser))
-            if one.id == "causes":
-                parts.append(_moments(context, place, bundle))
+    for one in page.sections(found, ELSEWHERE):
+        parts.append(report_section(one, browser))
+        if one.id == "causes":
+            parts.append(_moments(context, place, bundle))
     return parts
 
 

@@ -9,7 +9,12 @@ from workbench.reports import page
 
 NAME: PageName = "speculation"
 TITLE = "Speculation"
-SECTIONS = frozenset({"acceptance", "comparison", "speculation"})
+SECTIONS = ("acceptance", "comparison", "speculation")
+ELSEWHERE = (
+    "speed", "roofline", "causes", "timeline", "kernels", "ladder", "findings", "step-times", "bytes", "quality",
+    "environment", "limits",
+)  # fmt: skip
+"""Sections of the report that are not made for this page."""
 
 
 def render(context: Context, place: Place, browser: Browser) -> Children:
@@ -18,7 +23,7 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     parts: Children = [heading("Speculation: acceptance, and whether it pays")]
     if not any(variant.positions for variant in found.diagnosis.variants):
         parts.append(message("No variant of this run drafts.", "muted"))
-    return parts + [report_section(one, browser) for one in page.sections(found) if one.id in SECTIONS]
+    return parts + [report_section(one, browser) for one in page.sections(found, ELSEWHERE) if one.id in SECTIONS]
 
 
 def register(app: Dash, context: Context) -> None:

@@ -1,0 +1,112 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workbench.dashboards.context import Browser, read_browser
+from workbench.dashboards.pages.history import history_figure
+from workbench.dashboards.pages.timeline import read_zoom
+from workbench.dashboards.timeline_figure import duration_text, timeline_figure
+from workbench.runs.catalogue import RunEntry
+from workbench.runs.changes import Change
+from workbench.runs.history import HistoryPoint, Series
+from workbench.timeline.samples import Samples
+from workbench.timeline.spans import Spans
+from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline
+from workbench.timeline.window import look
+from workbench.trace.manifest import Manifest
+
+BOOT = 1_795_980_718_691_269_429
+"""A clock that counts ns since 1970: floating point numbers are 256 ns apart there."""
+
+
+def _timeline(count: int, name: str = "k") -> Timeline:
+    start = BOOT + 1_000 * np.arange(count, dtype=np.int64)
+    spans = Spans(start, start + 900)
+    tracks = (
+        SpanTrack("kernels:0:None:7", name, "device", spans, (name,), "kernels"),
+        SpanTrack("gaps:0:None", "gaps", "device", spans, (name,), gaps=True),
+        SampleTrack("counter:a", name, "counters", Samples(start, start + 1_000, np.arange(count)), name),
+    )
+    return Timeline("v", BOOT, BOOT + 1_000 * count, tracks, {}, {})
+
+
+def _figure(timeline: Timeline, start: int, end: int) -> dict[str, Any]:
+    return timeline_figure(timeline, look(timeline, BOOT + start, BOOT + end, 500))
+
+
+def test_nanoseconds_are_exact_on_the_axis() -> None:
+    figure = _figure(_timeline(50), 3_000, 5_000)
+    kernels = figure["data"][0]
+    assert kernels["base"] == [3_000, 4_000]
+    assert kernels["x"] == [900, 900]
+    assert figure["layout"]["xaxis"]["range"] == [3_000, 5_000]
+    assert json.loads(json.dumps(figure)) == figure
+
+
+def test_a_million_spans_are_a_bounded_figure() -> None:
+    figure = _figure(_timeline(1_000_000), 0, 1_000_000_000)
+    assert len(json.dumps(figure)) < 300_000
+    busy = figure["data"][0]
+    assert busy["y"] == pytest.approx([0.9] * len(busy["y"]))
+
+
+def test_names_stay_text() -> None:
+    figure = _figure(_timeline(5, "<b>x</b>&lt;"), 0, 5_000)
+    shown = json.dumps([figure["layout"]["annotations"], [trace.get("hovertext") for trace in figure["data"]]])
+    assert "<b>" not in shown
+    assert "&lt;b&gt;x&lt;/b&gt;&amp;lt;" in shown
+
+
+def test_a_window_between_two_samples_is_empty_and_says_so() -> None:
+    start = np.array([BOOT, BOOT + 10_000])
+    track = SampleTrack("counter:a", "clock", "counters", Samples(start, start, np.array([1.0, 2.0])), "MHz")
+    figure = _figure(Timeline("v", BOOT, BOOT + 20_000, (track,), {}, {}), 2_000, 3_000)
+    assert figure["data"] == []
+    assert "no sample here" in figure["layout"]["annotations"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(12_400, "12.40 µs"), (1, "1.000 ns"), (0, "0 ns"), (2_500_000_000, "2.500 s"), (999, "999.0 ns")]
+)
+def test_times_have_the_unit_that_fits(ns: int, text: str) -> None:
+    assert duration_text(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("moved", "window"),
+    [
+        ({"xaxis.range[0]": 5.4, "xaxis.range[1]": 1.2}, (1, 5)),
+        ({"xaxis.autorange": True}, (None, None)),
+        ({"autosize": True}, None),
+        ({"xaxis.range[0]": "now", "xaxis.range[1]": 2}, None),
+        ({"xaxis.range[0]": 1e300, "xaxis.range[1]": 2}, None),
+        (None, None),
+    ],
+)
+def test_a_zoom_is_read_or_ignored(moved: Any, window: Any) -> None:
+    assert read_zoom(moved) == window
+
+
+def test_a_change_of_level_is_marked_at_its_run() -> None:
+    points = [
+        HistoryPoint(
+            RunEntry(str(day), f"r{day}", Path(), Manifest(created=f"2026-01-0{day}T00:00:00+00:00"), "", (0, 0)),
+            tok_s=100.0,
+            accept_length=1.0,
+            step_p50=1.0,
+        )
+        for day in range(1, 9)
+    ]
+    series = Series("s", "cpu", "<b>plain</b>", tuple(points), (Change(4, 0.9, 0.001),))
+    figure = history_figure([series])
+    (mark,) = figure["layout"]["shapes"]
+    assert mark["x0"] == figure["data"][0]["x"][4] == "2026-01-05T00:00:00"
+    assert "<b>" not in json.dumps(figure)
+
+
+@pytest.mark.parametrize("data", [None, [], "dark", {"width": "1"}, {"scheme": "<x>"}])
+def test_a_browser_that_says_nonsense_is_the_default(data: Any) -> None:
+    assert read_browser(data) == Browser()
