@@ -22,8 +22,11 @@ _RING_TARGET = 98304  # bytes a deep enough ring holds at one token: docs/kernel
 _STAGE_TARGET = 24576  # bytes a stage: large enough for the copy engine, small enough for a deep ring
 Phases = Literal["both", "gate_up", "down"]
 _PHASES = {"gate_up": 1, "down": 2, "both": 3}
-Combine = Literal["ordered", "atomic", "owners"]
-_COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1, "owners": 2}
+Combine = Literal["ordered", "atomic"]
+_COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1}
+Exchange = Literal["counters", "marks"]
+_EXCHANGE: dict[Exchange, int] = {"counters": 0, "marks": 1}
+_MARK = -1  # of a word that is not there yet: all bits one
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,11 @@ class Plan:
     probe: int = 0
     copy_bytes: int = 0
     in_flight: int = 0
-    claim: bool = False
-    early_ids: bool = False
-    ctas: int = 1
-    fences: bool = False
+    exchange: Exchange = "counters"
 
     def __post_init__(self) -> None:
+        if self.exchange == "marks" and self.combine != "ordered":
+            raise InputError(f"exchange 'marks' goes with combine 'ordered', not {self.combine!r}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
@@ -111,17 +113,18 @@ def _warps_along_k(units: int, warps: int, stage_limit: int) -> int:
 
 def _shared_tail(shape: ExpertShape, tokens: int, stages: int, part_rows: int) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up; ``part_rows`` is the largest tiles * warps along K of a
-    reduction, and no fewer than the stages of one."""
+    reduction."""
     padded = padded_tokens(tokens)
     slots = min(tokens * shape.top_k, shape.experts)
-    words = 5 * stages + 2 * part_rows + 1 + slots + slots * padded + 64 + 16
+    words = 4 * stages + 1 + slots + slots * padded + 64 + 16
     return 4 * words + 2 * part_rows * 64 * padded
 
 
 def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int | None = None) -> Plan:
     """A plan that fits: stages of about 24 KB (at least one row tile), as many as fit.
 
-    At one token the ring ends at 96 KB (four stages at least): a deeper one was measured slower. 15 consumer warps and
+    At one token the ring ends at 96 KB (four stages at least) and two stages are in flight, else three: more was
+    measured slower (docs/kernels-cuda.md). 15 consumer warps and
     the producer make 16: with one more, the register file leaves 96 registers a thread instead of 128.
     """
     plans = [_plan_with(shape, tokens, warps, stages, part_bytes) for part_bytes in (24576, 20480, 12288)]
@@ -153,25 +156,24 @@ def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, 
     depth = min(16, room // stage_bytes) if stages is None else stages
     if stages is None and tokens == 1:
         depth = min(depth, max(4, _RING_TARGET // stage_bytes))
-    return Plan(warps, wks[0], wks[1], per_stage[0], per_stage[1], depth, stage_bytes, per_sum[0], per_sum[1])
+    return Plan(
+        warps,
+        wks[0],
+        wks[1],
+        per_stage[0],
+        per_stage[1],
+        depth,
+        stage_bytes,
+        per_sum[0],
+        per_sum[1],
+        in_flight=max(0, min(2 if tokens == 1 else 3, depth - 1)),
+    )
 
 
 def shared_bytes(shape: ExpertShape, tokens: int, plan: Plan) -> int:
     """Dynamic shared memory of a launch."""
     part_rows = max(plan.gate_up_pt * plan.gate_up_wk, plan.down_pt * plan.down_wk)
     return plan.stages * plan.stage_bytes + _shared_tail(shape, tokens, plan.stages, part_rows)
-
-
-def check_owners(shape: ExpertShape, tokens: int, plan: Plan, grid: int) -> None:
-    """Raise InputError unless ``plan`` can combine by two owners on ``grid`` CTAs: one token, one row tile of down a
-    stage, the row tiles of a share over all slots in one reduction."""
-    tiles = shape.hidden // 16
-    rows = -(-tiles // grid) + 1 if tiles >= grid else 1
-    if tokens != 1 or plan.down_tps != 1 or rows * shape.top_k > plan.down_pt or rows * 16 > plan.warps * 32:
-        raise InputError(
-            f"combine 'owners' takes one token, down_tps 1 and {rows} * top_k sums in down_pt, "
-            f"not {tokens} tokens, {plan.down_tps}, {rows * shape.top_k} in {plan.down_pt}"
-        )
 
 
 def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[str, nvrtc.Macro]:
@@ -202,10 +204,7 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "PROBE": plan.probe,
         "COPY_BYTES": plan.copy_bytes,
         "IN_FLIGHT": plan.in_flight,
-        "CLAIM": int(plan.claim),
-        "EARLY_IDS": int(plan.early_ids),
-        "CTAS": plan.ctas,
-        "FENCES": int(plan.fences),
+        "EXCHANGE": _EXCHANGE[plan.exchange],
     }
 
 
@@ -252,8 +251,9 @@ def check_weights(shape: ExpertShape, weights: ExpertWeights, device: torch.devi
 class ExpertPass:
     """A compiled expert pass with its scratch memory, for one shape and token count on one device.
 
-    ``inter`` bf16 [slots, tokens, inter] is the activation between the halves, slots in order of first choice. The
-    pass is ordered by its stream; two streams need two objects.
+    ``inter`` bf16 [halves, slots, tokens, inter] is the activation between gate-up and down, slots in order of first
+    choice; with exchange ``marks`` launches take turns between two halves, else there is one. The pass is ordered by
+    its stream; two streams need two objects.
     """
 
     def __init__(
@@ -283,13 +283,26 @@ class ExpertPass:
             raise UnfitError(
                 f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
             )
-        if self.plan.combine == "owners":
-            check_owners(shape, tokens, self.plan, self.grid)
+        if phases != "both" and self.plan.exchange == "marks":
+            raise InputError(f"exchange 'marks' needs both phases in one launch, not {phases!r}")
         slots = min(tokens * shape.top_k, shape.experts)
-        self.inter = torch.zeros(slots, tokens, shape.inter, dtype=torch.bfloat16, device=self.device)
+        extents = (2 if self.plan.exchange == "marks" else 1, slots, tokens, shape.inter)
+        self.inter = torch.zeros(extents, dtype=torch.bfloat16, device=self.device)
         self._parts = torch.zeros(slots, 2, tokens, shape.hidden, dtype=torch.float32, device=self.device)
-        self._counters = torch.zeros(shape.hidden // 16 + 2, dtype=torch.int32, device=self.device)
+        self._counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32, device=self.device)
         self._error = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._counters.zero_()
+        if self.plan.exchange == "marks":
+            self.inter.view(torch.int32).fill_(_MARK)
+            self._parts.view(torch.int32).fill_(_MARK)
+
+    def activation(self) -> torch.Tensor:
+        """``inter`` of the last launch, bf16 [slots, tokens, inter]. Waits for the device."""
+        passed = int(self._counters[-1].item()) // self.grid
+        return self.inter[1 - passed] if self.inter.shape[0] == 2 else self.inter[0]
 
     def run(
         self,
@@ -340,10 +353,10 @@ class ExpertPass:
         if not flags:
             return
         self._error.zero_()
-        self._counters.zero_()
+        self._reset()
         why = [
             text
-            for bit, text in ((1, "the grid barrier timed out"), (2, "an expert id is out of range"))
+            for bit, text in ((1, "a CTA was not waited for any longer"), (2, "an expert id is out of range"))
             if flags & bit
         ]
         raise UnfitError(f"MXFP4 expert pass: {', '.join(why)}")

@@ -44,16 +44,13 @@ class StepPlan:
     copy_bytes: int = 0
     join_parts: int = 0
     in_flight: int = 2
-    claim: int = 0
+    claim_head: bool = False
     hold: bool = False
-    fences: bool = False
     evict_first: bool = True
 
     def __post_init__(self) -> None:
         if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
-        if not 0 <= self.claim <= 7:
-            raise InputError(f"claim must be 0 to 7 (1 gate-up, 2 down, 4 head), not {self.claim}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
             raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
         if not 0 <= self.join_parts <= 8:
@@ -153,9 +150,8 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "COPY_BYTES": plan.copy_bytes,
         "JOIN": plan.join_parts,
         "IN_FLIGHT": plan.in_flight,
-        "CLAIM": plan.claim,
+        "CLAIM": int(plan.claim_head),
         "HOLD": int(plan.hold),
-        "FENCES": int(plan.fences),
         "EVICT": int(plan.evict_first),
     }
 
@@ -230,7 +226,7 @@ def make_buffers(
         scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
         logits=allocate("logits", (shape.vocab,), torch.float32),
         routing=allocate("routing", (shape.layers, shape.top_k), torch.int32),
-        sync=allocate("counters", (-(-(3 + shape.kv_heads) // 32) * 32 + 96,), torch.int32),
+        sync=allocate("counters", (-(-(3 + shape.kv_heads) // 32) * 32 + 32,), torch.int32),
         lanes=allocate("lanes", lanes, torch.int64),
     )
 

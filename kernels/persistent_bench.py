@@ -131,7 +131,7 @@ def plans() -> list[Variant]:
 def next_plans() -> list[Variant]:
     """The next round of docs/kernels-cuda.md, predictions there."""
     base = persistent.make_plan(GPT_OSS_20B, SMS)
-    head = replace(base, claim=4)
+    head = replace(base, claim_head=True)
     held = replace(head, hold=True)
     small = replace(held, copy_bytes=2048)
     return [
@@ -145,7 +145,6 @@ def next_plans() -> list[Variant]:
         ("head claimed, hold, 4 KB", replace(held, copy_bytes=4096), 512),
         ("head claimed, hold, 2 KB, lanes", replace(small, lanes=True), 512),
         ("2 KB", replace(base, copy_bytes=2048), 512),
-        ("head and gate-up claimed, hold", replace(held, claim=5), 512),
         ("1 in flight", replace(base, in_flight=1), 512),
         ("1 in flight, head claimed, hold", replace(held, in_flight=1), 512),
         ("3 in flight, head cl., hold, 2 KB", replace(small, in_flight=3), 512),
@@ -154,10 +153,10 @@ def next_plans() -> list[Variant]:
         ("head claimed, hold, 5 stages", replace(held, stages=5), 512),
         ("head cl., hold, no evict-first", replace(held, evict_first=False), 512),
         ("12 warps", _with_warps(12), 512),
-        ("12 warps, head claimed, hold", replace(_with_warps(12), claim=4, hold=True), 512),
-        ("the same, 2 KB", replace(_with_warps(12), claim=4, hold=True, copy_bytes=2048), 512),
-        ("12 warps, head cl., hold, lanes", replace(_with_warps(12), claim=4, hold=True, lanes=True), 512),
-        ("13 warps, head claimed, hold", replace(_with_warps(13), claim=4, hold=True), 512),
+        ("12 warps, head claimed, hold", replace(_with_warps(12), claim_head=True, hold=True), 512),
+        ("the same, 2 KB", replace(_with_warps(12), claim_head=True, hold=True, copy_bytes=2048), 512),
+        ("12 warps, head cl., hold, lanes", replace(_with_warps(12), claim_head=True, hold=True, lanes=True), 512),
+        ("13 warps, head claimed, hold", replace(_with_warps(13), claim_head=True, hold=True), 512),
         ("head claimed, hold", held, 2048),
         ("base (again)", base, 512),
     ]
@@ -248,8 +247,8 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
 def _checked_plans(shape: StepShape, following: bool) -> list[StepPlan]:
     """The default plan, and one with every option of the next round."""
     plan = persistent.make_plan(shape, SMS)
-    every = replace(plan, copy_bytes=2048, join_parts=6, claim=5, in_flight=1, hold=True, evict_first=False)
-    fewer = replace(_with_warps(12), claim=4, hold=True)
+    every = replace(plan, copy_bytes=2048, join_parts=6, claim_head=True, in_flight=1, hold=True, evict_first=False)
+    fewer = replace(_with_warps(12), claim_head=True, hold=True)
     return [plan, every, *([fewer] if shape is TWO_LAYERS else [])] if following else [plan]
 
 

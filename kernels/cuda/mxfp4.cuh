@@ -66,7 +66,8 @@ struct Activation {
     fetch(raw, source, stride, tokens, k0, units);
     take(raw);
   }
-  // The two halves of load: what goes to memory, and what waits for it.
+  // The two halves of load: what goes to memory (RELAXED: may be written meanwhile, a word at a time), and what waits for it.
+  template <bool RELAXED = false>
   static __device__ __forceinline__ void fetch(uint4 (&raw)[kGroups], const u16* source, int stride, int tokens, int k0, int units) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
     const int token = g % T, column_block = g / T;
@@ -74,7 +75,8 @@ struct Activation {
     for (int q = 0; q < kGroups; ++q) {
       const int block = q * kGroup + column_block;
       raw[q] = make_uint4(0, 0, 0, 0);
-      if (token < tokens && block < 2 * units) raw[q] = ptx::ldg128_l2(source + (long long)token * stride + k0 + block * 32 + t * 8);
+      const u16* at = source + (long long)token * stride + k0 + block * 32 + t * 8;
+      if (token < tokens && block < 2 * units) raw[q] = RELAXED ? ptx::ldg128_relaxed(at) : ptx::ldg128_l2(at);
     }
   }
   __device__ __forceinline__ void take(const uint4 (&raw)[kGroups]) {

@@ -10,19 +10,17 @@
 //   GU_PT DN_PT                    row tiles between two reductions across warps, multiples of the tiles a stage
 //   PHASES                         1 gate-up, 2 down, 3 both in one launch (needs all CTAs co-resident)
 //   ACT LIMIT ALPHA HAS_BIAS       0 silu(g) u; 1 gpt-oss clamped (g sigmoid(ALPHA g) (u + 1), both clamped at LIMIT)
-//   COMBINE                        0 ordered sum by the last CTA to arrive (deterministic); 1 float atomics; 2 two owners: a CTA's share of
-//                                  down is cut so that at most two hold a row tile over all experts, whose two float atomics onto zero
-//                                  commute (deterministic; one token, DN_TPS 1, the row tiles of a share over all slots within DN_PT)
+//   COMBINE                        0 ordered sum (deterministic); 1 float atomics
+//   EXCHANGE                       what CTAs wait for. 0: a grid barrier after gate-up, and a counter for each row tile whose last arrival sums
+//                                  its parts. 1 (PHASES 3, COMBINE 0): the data themselves. A word that is not there yet holds the mark, all
+//                                  bits one, which no sum of the kernel is; a warp of down waits for its slice of one slot only, and each
+//                                  CTA sums an equal share of the output
 //   IN_FLIGHT                      most stages of a CTA that are asked for and not there yet; 0: the whole ring
-//   CLAIM                          1: row tiles of gate-up are claimed from a counter after the first 5/8, not dealt (PHASES 3)
-//   EARLY_IDS                      1: ids were written before the kernel that this launch overlaps: copies start under its tail
-//   CTAS                           CTAs that shall fit a multiprocessor: 2 lets the next launch's wait there (ring and registers halved)
-//   FENCES                         1: a fence beside each release and acquire (they order alike without)
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; 1 stream only (no arithmetic, wrong results: what the copy pipeline alone takes)
 //
 // Spills on sm_90. gpt-oss, Qwen3 and one token of every shape: none. GLM-5.2 (hidden 6144) at two and eight tokens stores 28 and 58
-// bytes a thread, its TP8 slice at four and eight 4 and 16; CTAS 2, which halves the registers, 64 for gpt-oss. In GLM a warp keeps its K slice of the activation in registers, 7 units of 64
+// bytes a thread, its TP8 slice at four and eight 4 and 16. In GLM a warp keeps its K slice of the activation in registers, 7 units of 64
 // columns = 56 of them, beside 16 of weights and two accumulators, and 16 warps leave a thread 128. A longer split along K would
 // need more warps, so fewer registers each. By the disassembly, what goes to local memory are temporaries of the activation load
 // (once a phase) and loop counters (a few accesses a row tile), nothing between the MMAs.
@@ -34,17 +32,8 @@
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 0
 #endif
-#ifndef CLAIM
-#define CLAIM 0
-#endif
-#ifndef EARLY_IDS
-#define EARLY_IDS 0
-#endif
-#ifndef CTAS
-#define CTAS 1
-#endif
-#ifndef FENCES
-#define FENCES 0
+#ifndef EXCHANGE
+#define EXCHANGE 0
 #endif
 
 namespace {
@@ -54,7 +43,10 @@ constexpr int kMaxSlots = TOKENS * TOPK < EXPERTS ? TOKENS * TOPK : EXPERTS;
 constexpr int kConsumers = WARPS * 32;
 constexpr int kThreads = kConsumers + 32;
 constexpr int kConsumerBarrier = 1, kListBarrier = 2;
-constexpr bool kClaimed = CLAIM && PHASES == 3;
+constexpr bool kMarks = EXCHANGE == 1;
+static_assert(!kMarks || (PHASES == 3 && COMBINE == 0), "marks: one launch, ordered");
+constexpr u32 kMark = 0xffffffffu;
+constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
 constexpr int kGateUpItems = (GU_PT * 8 * TOKENS + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
 constexpr int kDownItems = (DN_PT * 16 * TOKENS + kConsumers - 1) / kConsumers;
 constexpr u64 kWatchdogNs = 200000000ull;  // a grid barrier that takes longer is a deadlock: flag it and go on
@@ -65,8 +57,6 @@ constexpr int kPartFloats = (GU_PT * GU_WK > DN_PT * DN_WK ? GU_PT * GU_WK : DN_
 struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
-  int tag[STAGES];                // gate-up: the first row tile in a stage; -1: there is none left
-  int task[2][GU_PT / GU_TPS];    // and in each stage of a sum
   int slots;
   int slot_expert[kMaxSlots];
   float weight[kMaxSlots * kT];
@@ -95,17 +85,6 @@ __device__ __forceinline__ u32 parts_of(const Share& s, u32 tile, int wk, u32 gr
   // 32 bits hold it: slices * CTAs is below 2^26 for 32 slots of 400 row tiles of 15 slices over 132.
   return ((tile * wk + wk) * grid - 1) / s.total - ((tile * wk + 1) * grid - 1) / s.total + 1;
 }
-// The same cut over (row tile, slot, slice): a row tile over all slots has at most two owners.
-__device__ __forceinline__ Share owned_share_of(int slots, int tiles, int wk, u32 cta, u32 grid) {
-  Share s;
-  s.split = (u32)tiles >= grid;
-  s.total = (u32)tiles * (s.split ? slots * wk : 1);
-  const u32 unit = s.split ? 1 : slots * wk;
-  s.low = (u32)((u64)cta * s.total / grid) * unit;
-  s.high = (u32)((u64)(cta + 1) * s.total / grid) * unit;
-  return s;
-}
-
 struct Ring {
   u32 base, full, empty;
   u32 stage, parity;
@@ -117,12 +96,6 @@ struct Ring {
     }
   }
 };
-
-__device__ __forceinline__ void extra_fence() {
-#if FENCES
-  __threadfence();
-#endif
-}
 
 // The producer's next stage, free and within IN_FLIGHT.
 __device__ __forceinline__ void await_stage(Ring& ring) {
@@ -159,36 +132,22 @@ __device__ __forceinline__ u32 load_slices(const Ring& ring, u32 target, const u
   return (u32)(u1 - u0) * mxfp4::kUnitBytes;
 }
 
-// Gate-up: whole row tiles (their rows go through the activation in the CTA that summed them), TPS a stage: dealt, or the first 5/8 and the
-// others claimed, one ahead, so that a slow multiprocessor does fewer. Each stage carries its first tile; the last one carries -1.
-__device__ __forceinline__ void produce_gate_up(Ring& ring, Shared& sh, u32 slots, const u8* weights, u32* claims, u64 policy) {
+// Gate-up: whole row tiles (their rows go through the activation in the CTA that summed them), GU_TPS a stage, dealt to the CTAs in turn.
+__device__ __forceinline__ u32 gate_up_tasks(int slots) { return (slots * GU_TILES + GU_TPS - 1) / GU_TPS; }
+__device__ __forceinline__ u32 gate_up_tiles(u32 task, int slots) { return GU_TPS == 1 ? 1 : min((u32)GU_TPS, slots * GU_TILES - task * GU_TPS); }
+
+__device__ __forceinline__ void produce_gate_up(Ring& ring, const Shared& sh, int slots, const u8* weights, u64 policy) {
   constexpr u32 kTile = GU_UNITS * mxfp4::kUnitBytes;
-  const u32 grid = gridDim.x, tiles = slots * GU_TILES, tasks = (tiles + GU_TPS - 1) / GU_TPS;
-  auto issue = [&](u32 task) {
-    const u32 first = task * GU_TPS, count = min((u32)GU_TPS, tiles - first);
+  for (u32 task = blockIdx.x; task < gate_up_tasks(slots); task += gridDim.x) {
+    const u32 first = task * GU_TPS, count = gate_up_tiles(task, slots);
     await_stage(ring);
-    sh.tag[ring.stage] = (int)first;
     ptx::mbar_expect(ring.full + ring.stage * 8, count * kTile);
     for (u32 k = 0; k < count; ++k) {
       const u32 slot = (first + k) / GU_TILES, row = (first + k) % GU_TILES;
       load_slices<GU_UNITS, GU_WK>(ring, k * kTile, weights + ((u64)sh.slot_expert[slot] * GU_TILES + row) * kTile, 0, GU_WK, policy, false);
     }
     ring.next();
-  };
-  const u32 dealt = kClaimed ? tasks / grid * 5 / 8 * grid : tasks;
-  for (u32 task = blockIdx.x; task < dealt; task += grid) issue(task);
-  if (kClaimed) {
-    if (EARLY_IDS) ptx::wait_for_predecessor();  // the counter is the predecessor's until it ends
-    for (u32 task = dealt + ptx::add_relaxed(claims, 1); task < tasks;) {
-      const u32 following = dealt + ptx::add_relaxed(claims, 1);
-      issue(task);
-      task = following;
-    }
   }
-  await_stage(ring);
-  sh.tag[ring.stage] = -1;
-  ptx::mbar_arrive(ring.full + ring.stage * 8);
-  ring.next();
 }
 
 template <int UNITS, int WK, int TPS>
@@ -213,20 +172,6 @@ __device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8
   }
 }
 
-// work(slot, row tile, first slice, end) over an owned share, slot by slot so that an activation is loaded once.
-template <int WK, typename Work>
-__device__ __forceinline__ void walk_owned(const Share& share, int slots, Work work) {
-  if (share.low >= share.high) return;
-  const u32 r0 = share.low / (slots * WK), r1 = (share.high - 1) / (slots * WK);
-  for (int slot = 0; slot < slots; ++slot)
-    for (u32 row = r0; row <= r1; ++row) {
-      const u32 at = (row * slots + slot) * WK;
-      const int s0 = share.low > at ? (int)min(share.low - at, (u32)WK) : 0;
-      const int s1 = share.high > at ? (int)min(share.high - at, (u32)WK) : 0;
-      if (s0 < s1) work(slot, row, s0, s1);
-    }
-}
-
 // One warp's work: its slice of the row tiles of a stage.
 template <int UNITS, int WK>
 struct Slicer {
@@ -247,6 +192,33 @@ struct Slicer {
     active = row < kRows && units > 0;
   }
   __device__ __forceinline__ void load(const u16* source) { x.load(source, UNITS * 64, TOKENS, first_unit * 64, units); }
+  // A slot of what this launch computes; at one token (few registers) the next slot is asked for at once.
+  uint4 raw[decltype(x)::kGroups];
+  int asked = -1;
+  template <bool MARKED>
+  __device__ __forceinline__ void load_slot(const u16* source, int slot, int slots, u32* error) {
+    const u16* at = source + (u64)slot * TOKENS * UNITS * 64;
+    if (asked != slot) x.template fetch<MARKED>(raw, at, UNITS * 64, TOKENS, first_unit * 64, units);
+    if (MARKED)
+      for (u32 polls = 0; __ballot_sync(0xffffffffu, has_mark()) != 0; ++polls) {
+        if (polls == kMaxPolls) {
+          atomicOr(error, 1u);
+          break;
+        }
+        x.template fetch<MARKED>(raw, at, UNITS * 64, TOKENS, first_unit * 64, units);
+      }
+    x.take(raw);
+    if (kT == 1 && slot + 1 < slots) {
+      x.template fetch<MARKED>(raw, at + TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
+      asked = slot + 1;
+    }
+  }
+  __device__ __forceinline__ bool has_mark() const {
+    bool any = false;
+#pragma unroll
+    for (int q = 0; q < decltype(x)::kGroups; ++q) any = any || raw[q].x == kMark || raw[q].y == kMark || raw[q].z == kMark || raw[q].w == kMark;
+    return any;
+  }
   // wanted(k): whether this warp has work in the stage's k-th tile (and its activation is loaded); part: the stage's first partial sum.
   template <typename Wanted>
   __device__ __forceinline__ void stage(Ring& ring, u32 count, float* part, Wanted wanted) {
@@ -275,41 +247,33 @@ struct Slicer {
   }
 };
 
-// Gate-up as dealt. note(stage of the sum, first tile, tiles) runs on every consumer thread before a stage's arithmetic (what finish needs
-// from memory is asked for there), finish(stages, buffer) when the warps' sums of up to GU_PT tiles are in that buffer.
-template <typename Note, typename Finish>
-__device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slots, const u16* source, Note note, Finish finish) {
+// prepare(first task) runs on every consumer thread before a sum's first arithmetic (what finish needs from memory is asked for there),
+// finish(first task, tasks, buffer) when the warps' sums of up to GU_PT tiles are in that buffer.
+template <typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slots, const u16* source, Prepare prepare, Finish finish) {
   static_assert(GU_PT % GU_TPS == 0, "a reduction must cover whole stages");
   static_assert(GU_TPS * Slicer<GU_UNITS, GU_WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   Slicer<GU_UNITS, GU_WK> slicer;
   if (slicer.active) slicer.load(source);
   int buffer = 0;
-  for (bool over = false; !over; buffer ^= 1) {
+  for (u32 task = blockIdx.x; task < gate_up_tasks(slots); buffer ^= 1) {
+    const u32 first = task;
     int stages = 0;
-    for (; stages < GU_PT / GU_TPS; ++stages) {
+    prepare(first);
+    float* part = sh.part + buffer * kPartFloats;
+    for (; stages < GU_PT / GU_TPS && task < gate_up_tasks(slots); ++stages, task += gridDim.x) {
       ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
-      const int first = sh.tag[ring.stage];
-      over = first < 0;
-      if (over) break;
-      const u32 count = min((u32)GU_TPS, (u32)(slots * GU_TILES - first));
-      if (threadIdx.x == 0) sh.task[buffer][stages] = first;
-      note(stages, first, (int)count);
-      slicer.stage(ring, count, sh.part + buffer * kPartFloats + stages * GU_TPS * GU_WK * 16 * kT, [](u32) { return true; });
-    }
-    if (over) {
-      __syncwarp();
-      if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty + ring.stage * 8);
-      ring.next();
+      slicer.stage(ring, gate_up_tiles(task, slots), part, [](u32) { return true; });
+      part += GU_TPS * GU_WK * 16 * kT;
     }
     ptx::named_sync(kConsumerBarrier, kConsumers);
-    if (stages > 0) finish(stages, buffer);
+    finish(first, stages, buffer);
   }
 }
 
-// A contiguous share, slot by slot: the activation is the slot's own ([slot][token][K]). prepare(first_tile, tiles) runs before a sum's
-// stages, finish(first_tile, tiles, buffer) after them.
+// Down: a contiguous share. prepare(first tile, tiles) before a sum's tiles, finish(first tile, tiles, buffer) after them.
 template <int UNITS, int WK, int TPS, int BATCH, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume(Ring& ring, const Share& share, const u16* source, int tiles, float* part, Prepare prepare, Finish finish) {
+__device__ __forceinline__ void consume(Ring& ring, const Share& share, const u16* source, int slots, int tiles, float* part, u32* error, Prepare prepare, Finish finish) {
   static_assert(BATCH % TPS == 0, "a reduction must cover whole stages");
   static_assert(TPS * Slicer<UNITS, WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
@@ -321,12 +285,12 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
     prepare(batch, (int)(batch_end - batch));
     for (u32 tile = batch; tile < batch_end; tile += TPS) {
       ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
-      slicer.stage(ring, min((u32)TPS, batch_end - tile), part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT, [&](u32 k) {
+      slicer.stage(ring, TPS == 1 ? 1 : min((u32)TPS, batch_end - tile), part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT, [&](u32 k) {
         const u32 index = (tile + k) * WK + slicer.slice;
         if (index < share.low || index >= share.high) return false;
         if ((int)((tile + k) / tiles) != slot) {
           slot = (tile + k) / tiles;
-          slicer.load(source + (u64)slot * TOKENS * UNITS * 64);
+          slicer.template load_slot<kMarks>(source, slot, slots, error);
         }
         return true;
       });
@@ -396,10 +360,12 @@ __device__ __forceinline__ void weigh_slots(Shared& sh, int slots, const int* id
 }  // namespace
 
 // x bf16 [TOKENS][GU_UNITS*64]; ids int32 and routing weights fp32 [TOKENS][TOPK]; gate_up, down: packed tiles (kernels/mxfp4_layout.py);
-// biases bf16 in tile row order; inter bf16 [slots][TOKENS][inter] scratch; parts fp32 [slots][2][TOKENS][hidden] scratch;
-// counters u32 [DN_TILES + 2], zero before the first launch and after every launch but for the barrier's running count at [DN_TILES];
+// biases bf16 in tile row order; inter bf16 [slots][TOKENS][inter] scratch, with EXCHANGE 1 two of them, all marks before the first launch;
+// parts fp32 [slots][2][TOKENS][hidden] scratch, with EXCHANGE 1 all marks before the first launch and after every good one;
+// counters u32 [DN_TILES + 1], zero before the first launch and after every launch but for [DN_TILES], the CTAs that have passed gate-up: it
+// goes round at twice the grid, so that its half tells one launch from the next;
 // out fp32 [TOKENS][hidden]; error u32: bit 0 barrier timed out, bit 1 an expert id out of range.
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate_up, const u8* down, const u16* gate_up_bias,
               const u16* down_bias, u16* inter, float* parts, u32* counters, float* out, u32* error) {
   u8* dynamic = ptx::dynamic_shared();
@@ -416,23 +382,14 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       }
       ptx::mbar_init_fence();
     }
-    if (!EARLY_IDS) ptx::wait_for_predecessor();
+    ptx::wait_for_predecessor();
     list_slots(sh, ids, error);
     ptx::named_arrive(kListBarrier, kThreads);
     if (lane == 0) {
       const int slots = sh.slots;
       const u64 policy = ptx::policy_evict_first();
-      if (PHASES & 1) produce_gate_up(ring, sh, slots, gate_up, counters + DN_TILES + 1, policy);
-#if (PHASES & 2) && COMBINE == 2
-      constexpr u32 kTile = DN_UNITS * mxfp4::kUnitBytes;
-      walk_owned<DN_WK>(owned_share_of(slots, DN_TILES, DN_WK, cta, grid), slots, [&](int slot, u32 row, int s0, int s1) {
-        const u8* tile = down + ((u64)sh.slot_expert[slot] * DN_TILES + row) * kTile;
-        await_stage(ring);
-        ptx::mbar_expect(ring.full + ring.stage * 8, load_slices<DN_UNITS, DN_WK>(ring, 0, tile, s0, s1, policy, true));
-        load_slices<DN_UNITS, DN_WK>(ring, 0, tile, s0, s1, policy, false);
-        ring.next();
-      });
-#elif PHASES & 2
+      if (PHASES & 1) produce_gate_up(ring, sh, slots, gate_up, policy);
+#if PHASES & 2
       produce<DN_UNITS, DN_WK, DN_TPS>(ring, share_of(slots, DN_TILES, DN_WK, cta, grid), down, sh.slot_expert, DN_TILES, policy);
 #endif
     }
@@ -440,6 +397,13 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   }
 
   ptx::wait_for_predecessor();
+  const u32 half = kMarks ? ptx::load_relaxed(counters + DN_TILES) / grid : 0;  // this CTA has not passed: the same for all
+  if (kMarks) {  // the predecessor has read the other half, the successor writes it
+    constexpr u32 kWords = kMaxSlots * TOKENS * kInter / 2;
+    u32* other = reinterpret_cast<u32*>(inter) + (half ^ 1) * kWords;
+    for (u32 i = cta * kConsumers + threadIdx.x; i < kWords; i += grid * kConsumers) other[i] = kMark;
+    inter += half * 2 * kWords;
+  }
 #if COMBINE > 0 && (PHASES & 1)
   for (u32 i = cta * kConsumers + threadIdx.x; i < TOKENS * kHidden; i += grid * kConsumers) out[i] = 0.0f;
 #endif
@@ -450,36 +414,41 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #if PHASES & 1
   {
     u16 gate_bias[kGateUpItems] = {}, up_bias[kGateUpItems] = {};  // as they come, so that nothing waits for them
-    auto note = [&](int stage, int first, int count) {
+    auto prepare = [&](u32 first) {
 #if HAS_BIAS
 #pragma unroll
       for (int i = 0; i < kGateUpItems; ++i) {
-        const int item = threadIdx.x + i * kConsumers, piece = item / (8 * TOKENS), k = piece % GU_TPS;
-        if (piece / GU_TPS != stage || k >= count) continue;
-        const u32 slot = (first + k) / GU_TILES, row_tile = (first + k) % GU_TILES;
-        const u16* bias = gate_up_bias + ((u64)sh.slot_expert[slot] * GU_TILES + row_tile) * 16 + item / TOKENS % 8;
+        const int item = threadIdx.x + i * kConsumers, piece = item / (8 * TOKENS);
+        const u32 tile = (first + piece / GU_TPS * grid) * GU_TPS + piece % GU_TPS;
+        if (piece >= GU_PT || tile >= slots * GU_TILES) continue;
+        const u16* bias = gate_up_bias + ((u64)sh.slot_expert[tile / GU_TILES] * GU_TILES + tile % GU_TILES) * 16 + item % 8;
         gate_bias[i] = bias[0];
         up_bias[i] = bias[8];
       }
 #endif
     };
-    consume_gate_up(ring, sh, slots, x, note, [&](int stages, int buffer) {
+    consume_gate_up(ring, sh, slots, x, prepare, [&](u32 first, int stages, int buffer) {
       const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
       for (int i = 0; i < kGateUpItems; ++i) {
         const int item = threadIdx.x + i * kConsumers;
-        const int token = item % TOKENS, channel = item / TOKENS % 8, piece = item / (TOKENS * 8);
-        if (piece >= stages * GU_TPS) continue;
-        const int index = sh.task[buffer][piece / GU_TPS] + piece % GU_TPS;
-        if (index >= slots * GU_TILES) continue;
-        float gate = sum_parts<GU_WK>(part, piece, 0, GU_WK, channel * kT + token);
-        float up = sum_parts<GU_WK>(part, piece, 0, GU_WK, (channel + 8) * kT + token);
+        const int channel = item % 8, token = item / 8 % TOKENS, piece = item / (TOKENS * 8);
+        const u32 tile = (first + piece / GU_TPS * grid) * GU_TPS + piece % GU_TPS;
+        const bool mine = piece < stages * GU_TPS && tile < slots * GU_TILES;
+        u32 bits = 0;
+        if (mine) {
+          float gate = sum_parts<GU_WK>(part, piece, 0, GU_WK, channel * kT + token);
+          float up = sum_parts<GU_WK>(part, piece, 0, GU_WK, (channel + 8) * kT + token);
 #if HAS_BIAS
-        gate += ptx::bf16_value(gate_bias[i]);
-        up += ptx::bf16_value(up_bias[i]);
+          gate += ptx::bf16_value(gate_bias[i]);
+          up += ptx::bf16_value(up_bias[i]);
 #endif
-        const u32 slot = index / GU_TILES, row_tile = index % GU_TILES;
-        inter[((u64)slot * TOKENS + token) * kInter + row_tile * 8 + channel] = ptx::to_bf16(activate(gate, up));
+          bits = ptx::to_bf16(activate(gate, up));
+        }
+        bits |= __shfl_xor_sync(0xffffffffu, bits, 1) << 16;  // two channels a word; a NaN is 0x7fff, so no word is the mark
+        if (mine && channel % 2 == 0)
+          ptx::store_relaxed(
+              reinterpret_cast<u32*>(inter + ((u64)(tile / GU_TILES) * TOKENS + token) * kInter + tile % GU_TILES * 8 + channel), bits);
       }
     });
   }
@@ -487,69 +456,19 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #if PHASES == 3
   ptx::named_sync(kConsumerBarrier, kConsumers);
   if (threadIdx.x == 0) {
-    extra_fence();
-    u32* barrier = counters + DN_TILES;
-    const u32 target = (ptx::add_release(barrier, 1) / grid + 1) * grid;
-    const u64 start = ptx::globaltimer();
-    for (u32 polls = 0; (int)(ptx::load_acquire(barrier) - target) < 0; ++polls)
-      if (polls % 64 == 63 && ptx::globaltimer() - start > kWatchdogNs) {
-        atomicOr(error, 1u);
-        break;
-      }
-    extra_fence();
-    if (cta == 0) barrier[1] = 0;  // every claim of gate-up lies before the barrier
-  }
-  ptx::named_sync(kConsumerBarrier, kConsumers);
-#endif
-#if (PHASES & 2) && COMBINE == 2
-  {
-    static_assert(TOKENS == 1 && DN_TPS == 1, "two owners: one token, one row tile a stage");
-    using Slice = Slicer<DN_UNITS, DN_WK>;
-    constexpr int kGroups = decltype(Slice::x)::kGroups;
-    const Share share = owned_share_of(slots, DN_TILES, DN_WK, cta, grid);
-    const u32 r0 = share.low / (slots * DN_WK);
-    const int rows = share.high > share.low ? (int)((share.high - 1) / (slots * DN_WK) - r0 + 1) * 16 : 0;
-    Slice slicer;
-    uint4 raw[kGroups];
-    auto fetch = [&](int slot) {
-      if (slot < slots && slicer.active) slicer.x.fetch(raw, inter + (u64)slot * kInter, DN_UNITS * 64, 1, slicer.first_unit * 64, slicer.units);
-    };
-    fetch(0);
-    u16 bias[kMaxSlots] = {};
-#if HAS_BIAS
-#pragma unroll
-    for (int slot = 0; slot < kMaxSlots; ++slot)
-      if (slot < slots && (int)threadIdx.x < rows) bias[slot] = down_bias[((u64)sh.slot_expert[slot] * DN_TILES + r0) * 16 + threadIdx.x];
-#endif
-    int held = -1;
-    walk_owned<DN_WK>(share, slots, [&](int slot, u32 row, int s0, int s1) {
-      if (slot != held) {
-        if (slicer.active) slicer.x.take(raw);
-        fetch(slot + 1);
-        held = slot;
-      }
-      ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
-      slicer.stage(ring, 1, sh.part + ((row - r0) * slots + slot) * DN_WK * 16, [&](u32) { return slicer.slice >= s0 && slicer.slice < s1; });
-    });
-    ptx::named_sync(kConsumerBarrier, kConsumers);
-    if ((int)threadIdx.x < rows) {
-      const int row = threadIdx.x % 16, local = threadIdx.x / 16;
-      float sum = 0.0f;
-#pragma unroll
-      for (int slot = 0; slot < kMaxSlots; ++slot) {
-        if (slot >= slots) continue;
-        const u32 at = ((r0 + local) * slots + slot) * DN_WK;
-        const int from = share.low > at ? (int)min(share.low - at, (u32)DN_WK) : 0;
-        const int to = share.high > at ? (int)min(share.high - at, (u32)DN_WK) : 0;
-        if (from >= to) continue;
-        float part = sum_parts<DN_WK>(sh.part, local * slots + slot, from, to, row);
-        if (HAS_BIAS && from == 0) part += ptx::bf16_value(bias[slot]);
-        sum = fmaf(sh.weight[slot], part, sum);
-      }
-      ptx::red_add(out + r0 * 16 + threadIdx.x, sum);
+    const u32 before = ptx::inc_release(counters + DN_TILES, 2 * grid - 1) / grid;
+    if (!kMarks) {
+      const u64 start = ptx::globaltimer();
+      for (u32 polls = 0; ptx::load_acquire(counters + DN_TILES) / grid == before; ++polls)
+        if (polls % 64 == 63 && ptx::globaltimer() - start > kWatchdogNs) {
+          atomicOr(error, 1u);
+          break;
+        }
     }
   }
-#elif PHASES & 2
+  if (!kMarks) ptx::named_sync(kConsumerBarrier, kConsumers);
+#endif
+#if PHASES & 2
   const Share down_share = share_of(slots, DN_TILES, DN_WK, cta, grid);
   u16 bias[kDownItems] = {};
   auto prepare = [&](u32 first, int count) {
@@ -563,7 +482,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
     }
 #endif
   };
-  consume<DN_UNITS, DN_WK, DN_TPS, DN_PT>(ring, down_share, inter, DN_TILES, sh.part, prepare, [&](u32 first, int count, int buffer) {
+  consume<DN_UNITS, DN_WK, DN_TPS, DN_PT>(ring, down_share, inter, slots, DN_TILES, sh.part, error, prepare, [&](u32 first, int count, int buffer) {
     const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
     for (int i = 0; i < kDownItems; ++i) {
@@ -581,11 +500,52 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #if COMBINE == 1
       ptx::red_add(out + (u64)token * kHidden + row_tile * 16 + row, sum);
 #else
-      parts[(((u64)slot * 2 + (from != 0)) * TOKENS + token) * kHidden + row_tile * 16 + row] = sum;
+      float* place = parts + (((u64)slot * 2 + (from != 0)) * TOKENS + token) * kHidden + row_tile * 16 + row;
+      const u32 bits = __float_as_uint(sum);
+      ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
 #endif
     }
   });
-#if COMBINE == 0
+#if COMBINE == 0 && EXCHANGE == 1
+  // The output is dealt evenly, the last threads first: those of the first warps are busy with the last sum. A part is read once, by the thread
+  // that puts the mark back.
+  constexpr u32 kOutputs = TOKENS * kHidden;
+  const u32 low = (u32)((u64)cta * kOutputs / grid), high = (u32)((u64)(cta + 1) * kOutputs / grid);
+  for (u32 at = low + kConsumers - 1 - threadIdx.x; at < high; at += kConsumers) {
+    constexpr int kAtOnce = kMaxSlots < 4 ? kMaxSlots : 4;  // slots whose parts are asked for before they are added
+    float sum = 0.0f;
+    for (int from = 0; from < slots; from += kAtOnce) {
+      u32 bits[kAtOnce][2];
+      bool late = true;
+      for (u32 polls = 0; late; ++polls) {
+        late = false;
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int s = from + i;
+          const u32 pieces = s < slots ? parts_of(down_share, s * DN_TILES + at % kHidden / 16, DN_WK, grid) : 0;
+#pragma unroll
+          for (u32 p = 0; p < 2; ++p)
+            bits[i][p] = p < pieces ? ptx::load_relaxed(reinterpret_cast<u32*>(parts) + ((u64)s * 2 + p) * kOutputs + at) : 0u;
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) late = late || bits[i][0] == kMark || bits[i][1] == kMark;
+        if (late && polls == kMaxPolls) {
+          atomicOr(error, 1u);
+          break;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (from + i >= slots) continue;
+        const u64 place = (u64)(from + i) * 2 * kOutputs + at;
+        reinterpret_cast<u32*>(parts)[place] = kMark;
+        reinterpret_cast<u32*>(parts)[place + kOutputs] = kMark;
+        sum = (sum + __uint_as_float(bits[i][0])) + __uint_as_float(bits[i][1]);
+      }
+    }
+    out[at] = sum;
+  }
+#elif COMBINE == 0
   // The CTA that brings a row tile's last part sums them all in a fixed order: the result does not depend on timing. Once a launch, after
   // the last part: a fence, a counter and a barrier for each sum would be waited for each time.
   const u32 first = down_share.low / DN_WK;
@@ -597,7 +557,6 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       const u32 row_tile = (first + tile) % DN_TILES;
       u32 expected = 0;
       for (int s = 0; s < slots; ++s) expected += parts_of(down_share, s * DN_TILES + row_tile, DN_WK, grid);
-      extra_fence();
       const bool is_last = ptx::add_acq_rel(counters + row_tile, 1) == expected - 1;
       if (is_last) counters[row_tile] = 0;
       sh.last[threadIdx.x] = is_last;

@@ -12,8 +12,8 @@
 //     for bit, nothing is broadcast, and results do not depend on timing;
 //   - a row tile of QKV or output projection that two CTAs share is written as two parts, one of down as a part for each expert, and
 //     the reader adds them (no atomics, no second pass);
-//   - gate-up, down and head go in tasks of a row tile, dealt or claimed by the producer; each stage carries its task's number to the
-//     consumers;
+//   - gate-up, down and head go in tasks of a row tile, dealt in turn; those of the head may be claimed instead: a stage then carries its
+//     task's number to the consumers;
 //   - the router is linear up to the RMS factor, so each CTA multiplies the rows of the residual it has just computed with their
 //     router columns before the barrier: no router phase. Every CTA then picks the same experts from the same sums;
 //   - keys and values of past positions come through the ring too; the current token and the sink start the online softmax.
@@ -35,9 +35,8 @@
 //   COPY_BYTES                      most bytes a bulk copy of weights (mxfp4.cuh)
 //   IN_FLIGHT                       most stages of a CTA that are asked for and not there yet (0: the whole ring). What is asked for
 //                                   early queues before what others wait for: barriers, parts read from L2
-//   CLAIM                           whose row tiles are claimed from a counter after the first 5/8, not dealt: 1 gate-up, 2 down, 4 head
+//   CLAIM                           1: row tiles of the head are claimed from a counter after the first 5/8, not dealt
 //   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
-//   FENCES                          1: a fence beside each release and acquire (they order alike without)
 //   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
@@ -57,9 +56,6 @@
 #endif
 #ifndef HOLD
 #define HOLD 0
-#endif
-#ifndef FENCES
-#define FENCES 0
 #endif
 #ifndef EVICT
 #define EVICT 1
@@ -97,7 +93,7 @@ constexpr int kRouterLanes = (EXPERTS + 31) / 32;
 constexpr int kOutPieces = (kOutTiles + GRID - 1) / GRID + 1;
 constexpr int kRouterRows = (kOutPieces * 16 + WARPS - 1) / WARPS;
 constexpr int kItems = (PIECES * 16 + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
-constexpr int kClaims = (3 + KV_HEADS + 31) / 32 * 32;  // of sync: where the claims' counters lie
+constexpr int kClaims = (3 + KV_HEADS + 31) / 32 * 32;  // of sync: where the claims' counter lies
 constexpr int kTurns = ((kGroup + 1) * (HEAD_DIM / 2) + kConsumers - 1) / kConsumers;  // pairs a thread rotates in an attention task
 constexpr float kNone = -1e30f;
 
@@ -112,8 +108,8 @@ struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
   u64 routed, held;
-  int tag[STAGES];      // the task of a stage of gate-up, down or head; -1: there is none left
-  int task[PIECES];     // the tasks that are summed together
+  int tag[STAGES];      // the task of a stage of the head; -1: there is none left
+  int task[PIECES];     // those that are summed together
   u32 low[2], high[2];  // this CTA's share of QKV and output projection
   int expert[TOPK];
   float weight[TOPK];
@@ -128,7 +124,6 @@ struct Shared {
 
 enum Phase { kQkv, kAttention, kOut, kGateUp, kDown, kPhases };
 enum Matrix { kQkvShare, kOutShare };
-enum Claim { kGateUpClaim, kDownClaim, kHeadClaim };
 
 struct Ring {
   u32 base, full, empty;
@@ -210,43 +205,30 @@ __device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
   return ring.address();
 }
 
-// The same for a stage of a task: its number goes along.
-__device__ __forceinline__ u32 acquire_task(Ring& ring, Shared& sh, u32 bytes, u32 task) {
-  await_stage(ring);
-  sh.tag[ring.stage] = (int)task;
-  ptx::mbar_expect(ring.full_bar(), bytes);
-  return ring.address();
+// issue(task) for this CTA's tasks of a phase, dealt in turn.
+template <u32 TASKS, typename Issue>
+__device__ __forceinline__ void deal(Issue issue) {
+  for (u32 task = blockIdx.x; task < TASKS; task += GRID) issue(task);
 }
 
-// issue(task) for this CTA's tasks of a phase, in rising order: all dealt, or the first 5/8 and the others claimed, one ahead, so that
-// a slow multiprocessor does fewer. A CTA claims once too often: a phase adds kClaims to its counter, whoever did what.
-template <u32 TASKS, bool CLAIMED>
-struct Deal {
-  static constexpr u32 kRounds = CLAIMED ? TASKS / GRID * 5 / 8 : (TASKS + GRID - 1) / GRID;
-  static constexpr u32 kClaims = TASKS - (CLAIMED ? kRounds * GRID : 0) + GRID;
-  template <typename Issue>
-  static __device__ __forceinline__ void run(Ring& ring, Shared& sh, u32* counter, u32 phase, Issue issue) {
-    for (u32 round = 0; round < kRounds; ++round) {
-      const u32 task = round * GRID + blockIdx.x;
-      if (task < TASKS) issue(task);
+// The same for the head, with CLAIM only the first 5/8 and the others claimed, one ahead, so that a slow multiprocessor does fewer; then a
+// stage with no task.
+template <typename Issue>
+__device__ __forceinline__ void deal_head(Ring& ring, Shared& sh, u32* counter, Issue issue) {
+  constexpr u32 kRounds = CLAIM ? kHeadTiles / GRID * 5 / 8 : (kHeadTiles + GRID - 1) / GRID;
+  for (u32 round = 0; round < kRounds; ++round)
+    if (round * GRID + blockIdx.x < kHeadTiles) issue(round * GRID + blockIdx.x);
+  if (CLAIM)
+    for (u32 task = kRounds * GRID + ptx::add_relaxed(counter, 1); task < kHeadTiles;) {
+      const u32 following = kRounds * GRID + ptx::add_relaxed(counter, 1);
+      issue(task);
+      task = following;
     }
-    if (CLAIMED) {
-      const u32 base = phase * kClaims - kRounds * GRID;
-      for (u32 task = ptx::add_relaxed(counter, 1) - base; task < TASKS;) {
-        const u32 following = ptx::add_relaxed(counter, 1) - base;
-        issue(task);
-        task = following;
-      }
-    }
-    await_stage(ring);
-    sh.tag[ring.stage] = -1;
-    ptx::mbar_arrive(ring.full_bar());
-    ring.next();
-  }
-};
-using GateUpTasks = Deal<TOPK * kGateUpTiles, (CLAIM & 1) != 0>;  // (slot, row tile)
-using DownTasks = Deal<TOPK * kOutTiles, (CLAIM & 2) != 0>;       // (slot, row tile)
-using HeadTasks = Deal<kHeadTiles, (CLAIM & 4) != 0>;             // row tiles
+  await_stage(ring);
+  sh.tag[ring.stage] = -1;
+  ptx::mbar_arrive(ring.full_bar());
+  ring.next();
+}
 
 // bf16 tiles lie one after another, steps within them too: a share is one contiguous range.
 template <int STEPS, typename After>
@@ -263,12 +245,12 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, u32 low, u32 high, const
 
 // A row tile of FP4 units: weights and scales are two runs.
 template <int UNITS, u32 TILES>
-__device__ __forceinline__ void stream_tile(Ring& ring, Shared& sh, u32 task, const u8* matrix, u64 policy) {
+__device__ __forceinline__ void stream_tile(Ring& ring, const Shared& sh, u32 task, const u8* matrix, u64 policy) {
   const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
 #pragma unroll
   for (int at = 0; at < UNITS; at += STAGE_UNITS) {
     const u32 count = at + STAGE_UNITS < UNITS ? STAGE_UNITS : UNITS - at;
-    const u32 target = acquire_task(ring, sh, count * mxfp4::kUnitBytes, task);
+    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
     if (count == UNITS) {
       mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
     } else {
@@ -371,28 +353,50 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u3
   }
 }
 
-// The tasks of a phase as the producer deals them. wait_task returns the next task, or -1 when there is none; note(piece, task) runs
-// on every thread before a task's arithmetic (what finish needs from memory is asked for there), finish(pieces) when the warps' sums of
-// up to PIECES tasks lie in sh.part and their numbers in sh.task.
-__device__ __forceinline__ int wait_task(const Ring& ring, const Shared& sh) {
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
-  return sh.tag[ring.stage];
-}
-template <typename Work, typename Note, typename Finish>
-__device__ __forceinline__ void consume_tasks(Ring& ring, Shared& sh, Work work, Note note, Finish finish) {
+// Row tiles of bf16 (the head) as the producer deals them, times the activation in sh.act. finish(pieces) runs when the warps' sums of up to
+// PIECES tiles lie in sh.part and their numbers in sh.task.
+template <int STEPS, typename Finish>
+__device__ __forceinline__ void consume_head(Ring& ring, Shared& sh, Finish finish) {
+  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
+  const u32 b_base = g == 0 ? ptx::smem_addr(sh.act) + t * 8 : g == 1 ? ptx::smem_addr(sh.act) + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
+  const u32 b_step = g < 2 ? 32 : 0;
   for (bool over = false; !over;) {
     int pieces = 0;
     for (; pieces < PIECES; ++pieces) {
-      const int task = wait_task(ring, sh);
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      const int task = sh.tag[ring.stage];
       over = task < 0;
       if (over) {
         release_stage(ring);
         ring.next();
         break;
       }
-      if (threadIdx.x == 0) sh.task[pieces] = task;
-      note(pieces, task);
-      work(task, sh.part + (pieces * WARPS + (threadIdx.x >> 5)) * 16);
+      if (thread == 0) sh.task[pieces] = task;
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+      for (int offset = 0; offset < STEPS; offset += STAGE_UNITS) {
+        const int steps = min(STAGE_UNITS, STEPS - offset);
+        const u32 stage = ring.address() + lane * 16;
+        uint4 a[kPerWarp];
+        uint2 b[kPerWarp];
+#pragma unroll
+        for (int i = 0; i < kPerWarp; ++i)
+          if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
+        ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+        for (int i = 0; i < kPerWarp; ++i)
+          if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+        release_stage(ring);
+#pragma unroll
+        for (int i = 0; i < kPerWarp; ++i)
+          if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+        ring.next();
+      }
+      if (t == 0) {
+        float* part = sh.part + (pieces * WARPS + warp) * 16;
+        part[g] = c[0] + c[1];
+        part[g + 8] = c[2] + c[3];
+      }
     }
     consumer_sync();
     if (pieces > 0) finish(pieces);
@@ -400,45 +404,11 @@ __device__ __forceinline__ void consume_tasks(Ring& ring, Shared& sh, Work work,
   }
 }
 
-// Row tiles of bf16 (the head) times the activation in sh.act.
-template <int STEPS, typename Finish>
-__device__ __forceinline__ void consume_rows(Ring& ring, Shared& sh, Finish finish) {
-  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
-  const u32 b_base = g == 0 ? ptx::smem_addr(sh.act) + t * 8 : g == 1 ? ptx::smem_addr(sh.act) + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
-  const u32 b_step = g < 2 ? 32 : 0;
-  auto work = [&](int, float* part) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int offset = 0; offset < STEPS; offset += STAGE_UNITS) {
-      const int steps = min(STAGE_UNITS, STEPS - offset);
-      const u32 stage = ring.address() + lane * 16;
-      uint4 a[kPerWarp];
-      uint2 b[kPerWarp];
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-      release_stage(ring);
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
-      ring.next();
-    }
-    if (t == 0) {
-      part[g] = c[0] + c[1];
-      part[g + 8] = c[2] + c[3];
-    }
-  };
-  consume_tasks(ring, sh, work, [](int, int) {}, finish);
-}
-
 // Row tiles of FP4 units; sh.act holds fp16 vectors, one for all slots (SLOT_STRIDE 0) or one each. A warp's part of the vector stays
-// in registers while the slot does. undo: the factor that the scaled activation leaves behind.
-template <int UNITS, u32 TILES, int SLOT_STRIDE, typename Note, typename Finish>
-__device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, Note note, Finish finish) {
+// in registers while the slot does. undo: the factor that the scaled activation leaves behind. prepare(first) runs on every thread before
+// the tasks first, first + GRID, ... (what finish needs from memory is asked for there), finish(first, pieces) when their sums lie in sh.part.
+template <int UNITS, u32 TILES, int SLOT_STRIDE, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, Prepare prepare, Finish finish) {
   const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
   const u32 zero = ptx::smem_addr(sh.zero);
   undo *= mxfp4::kDecodeBias;
@@ -453,8 +423,8 @@ __device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, 
         b[i][1] = ptx::lds128(g == 2 * i + 1 ? act + i * WARPS * 128 + 64 : zero);
       }
   };
-  auto work = [&](int task, float* part) {
-    const int slot = SLOT_STRIDE > 0 ? task / (int)TILES : 0;
+  auto work = [&](u32 task, float* part) {
+    const int slot = SLOT_STRIDE > 0 ? (int)(task / TILES) : 0;
     const u32 act = ptx::smem_addr(sh.act) + slot * SLOT_STRIDE + warp * 128 + t * 16;
     float low_row = 0.0f, high_row = 0.0f;
 #pragma unroll
@@ -465,7 +435,7 @@ __device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, 
       const u32 stage = ring.address();
       uint4 w[kPerWarp];
       u32 scales = 0;
-      if (offset > 0) ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
         if (has(i, units)) w[i] = ptx::lds128(stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes + lane * 16);
@@ -501,7 +471,16 @@ __device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, 
       part[g + 8] = high_row * undo;
     }
   };
-  consume_tasks(ring, sh, work, note, finish);
+  for (u32 task = blockIdx.x; task < TOPK * TILES;) {
+    const u32 first = task;
+    int pieces = 0;
+    float* part = sh.part + warp * 16;
+    prepare(first);
+    for (; pieces < PIECES && task < TOPK * TILES; ++pieces, task += GRID, part += WARPS * 16) work(task, part);
+    consumer_sync();
+    finish(first, pieces);
+    if (task < TOPK * TILES) consumer_sync();
+  }
 }
 
 // bias[i]: of this thread's i-th row of a sum of `count` tiles; source: of its first row.
@@ -716,18 +695,11 @@ __device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32
   }
 }
 
-__device__ __forceinline__ void extra_fence() {
-#if FENCES
-  __threadfence();
-#endif
-}
-
 // The CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
 __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
   consumer_sync();
   ++passed;
   if (threadIdx.x == 0 && !sh.dead) {
-    extra_fence();
     const u32 target = passed * GRID;
     ptx::red_release(counter, 1);
     const u64 start = ptx::globaltimer();
@@ -737,7 +709,6 @@ __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* erro
         sh.dead = 1;
         break;
       }
-    extra_fence();
   }
   consumer_sync();
 }
@@ -761,7 +732,7 @@ __device__ __forceinline__ void stamp_sm(u64* lanes) {
 // (cos, sin). Caches bf16 [LAYERS][KV_HEADS][capacity][HEAD_DIM]. state: token, position; the step replaces both. scratch: floats, see
 // the constants below. routing [LAYERS][TOPK]. sync, zero before the first launch and after every good one: barrier, arrivals at the
 // end, error (bit 0 barrier timed out, bit 1 position beyond capacity, bit 2 token out of range), one counter for each KV head; from
-// kClaims on one counter each of gate-up, down and head, 32 words apart.
+// kClaims on the counter of the head's claims.
 // lanes u64 [GRID][LAYERS * 5 + 1][3]: %globaltimer when a phase may start, when its activation is ready, when its work is done.
 // Attention has no activation to get ready: that place is 0, or, in layer 0, %smid.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
@@ -785,7 +756,6 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   float* partials = best + 2 * GRID;                       // [KV_HEADS][kMaxSplits][kPartialFloats]
   u32* error = sync + 2;
   u32* head_counters = sync + 3;
-  u32* claims = sync + kClaims;
 
   if (tid == 0) {
     for (int i = 0; i < STAGES; ++i) {
@@ -848,17 +818,18 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
         routed_parity ^= 1;
         const u8* up = gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes;
-        GateUpTasks::run(ring, sh, claims + 32 * kGateUpClaim, layer,
-                         [&](u32 task) { stream_tile<kHiddenUnits, kGateUpTiles>(ring, sh, task, up, policy); });
+        deal<TOPK * kGateUpTiles>([&](u32 task) { stream_tile<kHiddenUnits, kGateUpTiles>(ring, sh, task, up, policy); });
         const u8* below = down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes;
-        DownTasks::run(ring, sh, claims + 32 * kDownClaim, layer,
-                       [&](u32 task) { stream_tile<kInterUnits, kOutTiles>(ring, sh, task, below, policy); });
+        deal<TOPK * kOutTiles>([&](u32 task) { stream_tile<kInterUnits, kOutTiles>(ring, sh, task, below, policy); });
       }
-      HeadTasks::run(ring, sh, claims + 32 * kHeadClaim, 0, [&](u32 task) {
+      deal_head(ring, sh, sync + kClaims, [&](u32 task) {
 #pragma unroll 1
         for (u32 at = 0; at < kHiddenSteps; at += STAGE_UNITS) {
           const u32 bytes = min((u32)STAGE_UNITS, kHiddenSteps - at) * kStepBytes;
-          const u32 target = acquire_task(ring, sh, bytes, task);
+          await_stage(ring);
+          sh.tag[ring.stage] = (int)task;
+          ptx::mbar_expect(ring.full_bar(), bytes);
+          const u32 target = ring.address();
           mxfp4::load_run(target, head + ((u64)task * kHiddenSteps + at) * kStepBytes, bytes, ring.full_bar(), policy);
           ring.next();
         }
@@ -1026,11 +997,9 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           }
           consumer_sync();
           if (tid == 0) {
-            extra_fence();
-            sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
+                    sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
             if (sh.is_last) head_counters[kv] = 0;
-            extra_fence();
-          }
+                  }
           consumer_sync();
           if (sh.is_last) {
             const float* all = partials + (u64)kv * kMaxSplits * kPartialFloats;
@@ -1197,22 +1166,23 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     {
       const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
       u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // twice as many as a thread has channels; as they come, so that nothing waits for them
-      auto note = [&](int piece, int task) {
+      auto prepare = [&](u32 first) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
-          if (item / 8 != piece) continue;
+          const u32 task = first + item / 8 * GRID;
+          if (item >= PIECES * 8 || task >= TOPK * kGateUpTiles) continue;
           const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
           gate_bias[i] = bias[0];
           up_bias[i] = bias[8];
         }
       };
-      consume_fp4<kHiddenUnits, kGateUpTiles, 0>(ring, sh, undo, note, [&](int pieces) {
+      consume_fp4<kHiddenUnits, kGateUpTiles, 0>(ring, sh, undo, prepare, [&](u32 first, int pieces) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers, local = item / 8, channel = item % 8;
           if (item >= pieces * 8) continue;
-          const u32 slot = sh.task[local] / kGateUpTiles, tile = sh.task[local] % kGateUpTiles;
+          const u32 task = first + local * GRID, slot = task / kGateUpTiles, tile = task % kGateUpTiles;
           const float gate = sum_part(sh, local, channel) + ptx::bf16_value(gate_bias[i]);
           const float up = sum_part(sh, local, channel + 8) + ptx::bf16_value(up_bias[i]);
           inter[slot * INTER + tile * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
@@ -1238,19 +1208,21 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     {
       const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
       u16 bias[kItems] = {};
-      auto note = [&](int piece, int task) {
+      auto prepare = [&](u32 first) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
-          if (item / 16 == piece) bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
+          const u32 task = first + item / 16 * GRID;
+          if (item < PIECES * 16 && task < TOPK * kOutTiles)
+            bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
         }
       };
-      consume_fp4<kInterUnits, kOutTiles, 2 * INTER>(ring, sh, 1.0f / (INTER_SCALE), note, [&](int pieces) {
+      consume_fp4<kInterUnits, kOutTiles, 2 * INTER>(ring, sh, 1.0f / (INTER_SCALE), prepare, [&](u32 first, int pieces) {
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers;
           if (item >= pieces * 16) continue;
-          const u32 slot = sh.task[item / 16] / kOutTiles, tile = sh.task[item / 16] % kOutTiles;
+          const u32 task = first + item / 16 * GRID, slot = task / kOutTiles, tile = task % kOutTiles;
           down_parts[slot * HIDDEN + tile * 16 + item % 16] =
               sh.weight[slot] * (sum_part(sh, item / 16, item % 16) + ptx::bf16_value(bias[i]));
         }
@@ -1270,7 +1242,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   stamp(lanes, LAYERS * kPhases, 1);
   float top = 4.0f * kNone;
   int top_row = 0;
-  consume_rows<kHiddenSteps>(ring, sh, [&](int pieces) {
+  consume_head<kHiddenSteps>(ring, sh, [&](int pieces) {
     for (int item = tid; item < pieces * 16; item += kConsumers) {
       const int row = sh.task[item / 16] * 16 + item % 16;
       const float logit = sum_part(sh, item / 16, item % 16);
@@ -1329,7 +1301,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         state[1] = position + 1;
         sync[0] = 0;
         sync[1] = 0;
-        for (int i = 0; i < 3; ++i) claims[32 * i] = 0;
+        sync[kClaims] = 0;
       }
     }
   }

@@ -67,11 +67,6 @@ __device__ __forceinline__ u8* dynamic_shared() {
 
 // --- memory order -------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 add_release(u32* address, u32 value) {
-  u32 old;
-  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
-  return old;
-}
 __device__ __forceinline__ u32 add_acq_rel(u32* address, u32 value) {
   u32 old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
@@ -82,6 +77,12 @@ __device__ __forceinline__ u32 add_relaxed(u32* address, u32 value) {
   asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
   return old;
 }
+// The old value; beyond `last` the count starts again at 0.
+__device__ __forceinline__ u32 inc_release(u32* address, u32 last) {
+  u32 old;
+  asm volatile("atom.inc.release.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(last) : "memory");
+  return old;
+}
 __device__ __forceinline__ void red_release(u32* address, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
@@ -89,6 +90,20 @@ __device__ __forceinline__ u32 load_acquire(const u32* address) {
   u32 value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
   return value;
+}
+// Whole words that another CTA may write or read meanwhile; they order nothing else.
+__device__ __forceinline__ u32 load_relaxed(const u32* address) {
+  u32 value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint4 ldg128_relaxed(const void* address) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_relaxed(u32* address, u32 value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }
 __device__ __forceinline__ u64 globaltimer() {
   u64 value;

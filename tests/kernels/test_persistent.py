@@ -88,7 +88,7 @@ def test_a_plan_that_cannot_fit_says_so() -> None:
 
 def test_options_out_of_range_are_refused() -> None:
     plan = persistent.make_plan(persistent_bench.GPT_OSS_20B, 132)
-    for change in ({"in_flight": plan.stages}, {"claim": 8}, {"copy_bytes": 24}, {"join_parts": 9}):
+    for change in ({"in_flight": plan.stages}, {"copy_bytes": 24}, {"join_parts": 9}):
         with pytest.raises(InputError, match=next(iter(change))):
             dataclasses.replace(plan, **change)
 

@@ -325,21 +325,30 @@ inline void bulk_prefetch_l2(const void* src, u32 bytes) {
 }
 inline void prefetch_l2(const void*) {}
 
-inline u32 add_release(u32* address, u32 value) {
+inline u32 add_acq_rel(u32* address, u32 value) {
   const u32 old = *address;
   *address += value;
   return old;
 }
-inline u32 add_acq_rel(u32* address, u32 value) { return add_release(address, value); }
+inline u32 inc_release(u32* address, u32 last) {
+  const u32 old = *address;
+  *address = old >= last ? 0 : old + 1;
+  return old;
+}
 inline u32 add_relaxed(u32* address, u32 value) {
   simt::yield("claim", *address);
-  return add_release(address, value);
+  return add_acq_rel(address, value);
 }
-inline void red_release(u32* address, u32 value) { add_release(address, value); }
+inline void red_release(u32* address, u32 value) { add_acq_rel(address, value); }
 inline u32 load_acquire(const u32* address) {
   simt::yield("flag", *address);
   return *address;
 }
+inline u32 load_relaxed(const u32* address) {
+  simt::yield("word", *address);
+  return *address;
+}
+inline void store_relaxed(u32* address, u32 value) { *address = value; }
 inline u64 globaltimer() { static u64 ticks = 0; return ++ticks; }
 inline u32 smid() { return blockIdx.x; }
 inline void dependents_may_launch() {}
@@ -377,6 +386,10 @@ inline uint4 lds128(u32 address) { return load_shared<uint4>(address); }
 inline uint2 lds64(u32 address) { return load_shared<uint2>(address); }
 inline u32 lds32(u32 address) { return load_shared<u32>(address); }
 inline uint4 ldg128_l2(const void* address) { return load<uint4>(address); }
+inline uint4 ldg128_relaxed(const void* address) {
+  simt::yield("words", 0);
+  return load<uint4>(address);
+}
 inline float ldg_l2(const float* address) { return load<float>(address); }
 inline float2 ldg64_l2(const float* address) { return load<float2>(address); }
 

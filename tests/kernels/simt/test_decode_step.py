@@ -55,40 +55,33 @@ def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[in
 
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
+    plan = dataclasses.replace(plan, small_prefetch="consumers", copy_bytes=528, in_flight=0)
     simulated(build_kernel, TINY, plan, [0, 1, 19, 21, 47], 48)
 
 
-def test_source_on_the_cpu_with_the_producer_prefetching_and_small_copies(build_kernel: Build) -> None:
-    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
-    plan = dataclasses.replace(plan, small_prefetch="producer", copy_bytes=528)
-    simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
-
-
-def test_source_on_the_cpu_with_row_tiles_claimed_and_few_stages_in_flight(build_kernel: Build) -> None:
+def test_source_on_the_cpu_with_the_head_claimed_and_few_stages_in_flight(build_kernel: Build) -> None:
     plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16)
-    plan = dataclasses.replace(plan, claim=7, in_flight=2, hold=True, fences=True, evict_first=False)
+    plan = dataclasses.replace(plan, claim_head=True, in_flight=1, hold=True, evict_first=False)
     simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
 
 
 def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) -> None:
-    """One to five splits: a single one, up to four by the reader, five by the last to arrive."""
+    """One to five splits: a single one, up to four by the reader, more by the last to arrive."""
     plan = persistent.make_plan(TINY, 11, warps=3, stages=4, split_positions=8)
-    simulated(build_kernel, TINY, dataclasses.replace(plan, join_parts=1), [7, 140], 144)
-    plan = dataclasses.replace(plan, join_parts=4)
-    simulated(build_kernel, TINY, plan, [0, 7, 9, 20, 530], 536)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, join_parts=4), [7, 9, 20, 530], 536)
 
 
 def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) -> None:
     plan = persistent.make_plan(WIDE, 5, warps=3, stages=3, pieces=40, split_positions=32)
-    plan = dataclasses.replace(plan, claim=3, in_flight=1)
-    simulated(build_kernel, WIDE, plan, [0, 150], 160)
+    plan = dataclasses.replace(plan, in_flight=1)
+    simulated(build_kernel, WIDE, plan, [150], 160)
 
 
 def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
     plan = dataclasses.replace(
-        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12), lanes=True, claim=4
+        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12), lanes=True, claim_head=True
     )
-    simulated(build_kernel, MANY, plan, [0, 63, 65, 150], 160)
+    simulated(build_kernel, MANY, plan, [0, 65, 150], 160)
 
 
 def test_a_bad_position_is_flagged_and_nothing_runs(build_kernel: Build) -> None:
