@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from workbench import __version__
+from workbench.comparison.compare import RunComparison
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import InputError
-from workbench.reports import ingested_figures, ingested_page, page, palette, step_figure
+from workbench.reports import compare_page, ingested_figures, ingested_page, page, palette, step_figure
 from workbench.reports.blocks import Section, figure_blocks
 from workbench.reports.finding_blocks import TopFinding
 from workbench.reports.ingested_page import is_ingested
@@ -105,8 +106,27 @@ def write_html(bundle: Bundle, path: str | Path) -> Path:
 
     Raises UnfitError where no variant of a run has a measured step, InputError where ``path`` cannot be written.
     """
-    target = Path(path)
     text = render_ingested_html(bundle) if is_ingested(bundle) else render_html(bundle, diagnose(bundle))
+    return _write(text, Path(path))
+
+
+def write_comparison(base: Bundle, head: Bundle, found: RunComparison, path: str | Path) -> Path:
+    """Write the page that compares ``head`` with ``base`` to ``path``, whole or not at all; return the path.
+
+    Raises InputError where ``path`` cannot be written.
+    """
+    compared = compare_page.Compared(base, head, found)
+    document = Document(
+        compare_page.title(compared),
+        compare_page.answer(compared),
+        compare_page.warnings(compared),
+        compare_page.sections(compared),
+        step_figure.COLOURS,
+    )
+    return _write(render(document, head.manifest.created), Path(path))
+
+
+def _write(text: str, target: Path) -> Path:
     temporary: Path | None = None
     try:
         with tempfile.NamedTemporaryFile(

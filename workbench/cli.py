@@ -15,6 +15,8 @@ from workbench import __version__
 from workbench.commands import faults, gate, kernels, model, scenario
 from workbench.commands.attach import attach
 from workbench.commands.check import check
+from workbench.commands.compare import compare
+from workbench.commands.demo import demo
 from workbench.commands.diagnose import diagnose
 from workbench.commands.doctor import doctor
 from workbench.commands.export import export
@@ -29,12 +31,14 @@ from workbench.terminal import printable
 
 VERBS: tuple[Callable[..., None], ...] = (
     run,
+    demo,
     attach,
     ingest,
     show,
     diagnose,
     whatif,
     report,
+    compare,
     serve,
     check,
     export,

@@ -1,0 +1,1 @@
+"""Two bundles against each other: how much, through what, and how sure."""
