@@ -113,6 +113,7 @@ _NO_ARGS = Args()
 @dataclass(slots=True)
 class KinetoTrace:
     """A trace in columns. ``names[code]`` is a name; absent integers are MISSING; rows are in the file's order.
+    Readers of other profilers' time lines fill the same columns, and may add to ``device`` (``ingest.tables``).
 
     ``device`` holds kernels, copies and fills; ``marks`` the annotations as the profiler projected them onto the
     device; ``header`` the members beside the events. ``threads`` names threads whose id is text: their number is

@@ -20,6 +20,16 @@ VARIANT = "trace"
 
 SLICE_ROWS = 1 << 14
 
+_SOME_READERS_GIVE = {
+    "cluster_x": "cluster_x",
+    "cluster_y": "cluster_y",
+    "cluster_z": "cluster_z",
+    "shared_static_bytes": "shared_static",
+    "shared_dynamic_bytes": "shared_dynamic",
+    "local_bytes_per_thread": "local",
+}
+"""Columns of table ``kernels`` that torch.profiler does not have, by the trace's column."""
+
 # Calls that return when the device has done something, by what they wait for. Blocking copies wait for their stream.
 _WAITS = (
     (re.compile(r"(?:cuda|hip)EventSynchronize|cuEventSynchronize"), "event"),
@@ -133,6 +143,9 @@ class Tables:
                 columns[name] = _integers(device[name][rows])
             for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"):
                 columns[name] = _integers(device[name][rows])
+            columns |= {
+                name: _integers(device[given][rows]) for name, given in _SOME_READERS_GIVE.items() if given in device
+            }
             yield self._table(device["start"][rows], columns)
             first += len(rows)
 

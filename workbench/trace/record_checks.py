@@ -80,7 +80,13 @@ def counters(bundle: Bundle) -> Iterator[Check]:
         return
     rows = bundle.query(_GAPS).to_pylist()
     # NVML's means cover a whole capture: one sample is all there is.
-    silent = [row for row in rows if row["samples"] < 2 and not row["name"].startswith("gpm_")]
+    # So do sums of a whole run, which a load generator or a profiler wrote.
+    single = ("aiperf", "sglang.benchmark", "proton", "ncu")
+    silent = [
+        row
+        for row in rows
+        if row["samples"] < 2 and not row["name"].startswith("gpm_") and row["source"] not in (*single, "log")
+    ]
     if silent:
         names = ", ".join(row["name"] for row in silent[:3])
         message = f"{len(silent)} counters have fewer than two samples, such as {names}: the set measured nothing"
@@ -90,7 +96,7 @@ def counters(bundle: Bundle) -> Iterator[Check]:
     if zero:
         message = f"every counter of {', '.join(sorted(zero))} is zero throughout: the set measured nothing"
         yield Check("counter-zero", "error", message, len(zero), ("counters",))
-    gaps = [row for row in rows if row["gaps"]]
+    gaps = [row for row in rows if row["gaps"] and row["source"] not in (*single, "log")]
     if gaps:
         worst = max(gaps, key=lambda row: row["longest"])
         message = (
@@ -117,8 +123,21 @@ def clocks(bundle: Bundle) -> Iterator[Check]:
 
 
 def window(bundle: Bundle) -> Iterator[Check]:
-    """An empty window: nothing was recorded, or no step was found in it."""
-    foreign = bundle.manifest.source != "run"
+    """An empty window: nothing was recorded, or no step was found in it. Or no window at all, by what was ingested."""
+    source = bundle.manifest.source
+    if source in ("log", "benchmark"):
+        message = f"a {source} holds no device rows and no steps"
+        yield Check("no-time-line", "info", message, 0, tuple(claim for claim in CLAIMS if claim != "counters"))
+        return
+    if source == "ncu":
+        message = "kernels were replayed one by one, laid end to end here: their places in time mean nothing"
+        yield Check("replayed-alone", "info", message, 0, ("steps", "step-time", "device-time", "causes", "order"))
+        return
+    if source == "proton" and not bundle.rows("kernels"):
+        message = "the profile holds sums by name: no kernel has a place in time"
+        yield Check("no-time-line", "info", message, 0, tuple(claim for claim in CLAIMS if claim != "kernel-sums"))
+        return
+    foreign = source != "run"
     if not bundle.rows("kernels") and foreign:
         message = "the trace holds no device rows: it shows the host only"
         yield Check("no-device-rows", "error", message, 0, ("device-time", "kernel-sums", "bandwidth", "order"))
