@@ -1,12 +1,13 @@
 """How each scenario's speed went from run to run, and where its level changed."""
 
+import time
 from typing import Any
 
-from dash import Dash, html
+from dash import Dash, Input, Output, State, dcc, html, no_update
 
-from workbench.dashboards.context import Browser, Children, Context
+from workbench.dashboards.context import Browser, Children, Context, read_browser
 from workbench.dashboards.parts import graph, heading, link, message, pills, section
-from workbench.dashboards.place import PageName, Place
+from workbench.dashboards.place import PageName, Place, read_place
 from workbench.diagnose.numbers import significant
 from workbench.errors import WorkbenchError
 from workbench.reports.labels import figure_labels, figure_text, visible
@@ -17,6 +18,7 @@ from workbench.runs.history import Series, history
 NAME: PageName = "history"
 TITLE = "History"
 MAX_RUNS = 400
+PATIENCE_S = 2.0
 METHOD = (
     f"A line marks a change of level: binary segmentation, Welch's t on log tok/s with at least {MIN_SIDE} runs a "
     f"side, corrected for the splits tried and by Holm, at {LEVEL:.0%}, and no change below {MIN_CHANGE:.0%}. Runs of "
@@ -25,7 +27,37 @@ METHOD = (
 
 
 def render(context: Context, place: Place, browser: Browser) -> Children:
-    """Return one figure a scenario and device."""
+    """Return the page; runs that nobody diagnosed yet are added as they are."""
+    shown, waiting = _contents(context, place, browser)
+    return [
+        html.Div(shown, id="history"),
+        dcc.Interval(id="history-tick", interval=2500, max_intervals=1000, disabled=not waiting),
+    ]
+
+
+def register(app: Dash, context: Context) -> None:
+    """Add what took longer than one request."""
+
+    def more(_: int | None, path: str, query: str, data: Any) -> tuple[object, object]:
+        place = read_place(path, query)
+        if place.page != NAME:
+            return no_update, no_update
+        shown, waiting = _contents(context, place, read_browser(data))
+        return shown, not waiting
+
+    app.callback(
+        Output("history", "children"),
+        Output("history-tick", "disabled"),
+        Input("history-tick", "n_intervals"),
+        State("url", "pathname"),
+        State("url", "search"),
+        State("browser", "data"),
+        prevent_initial_call=True,
+    )(more)
+
+
+def _contents(context: Context, place: Place, browser: Browser) -> tuple[Children, bool]:
+    """Return one figure a scenario and device, and whether runs are missing still."""
     entries = [entry for entry in context.catalogue.runs() if entry.state in ("sealed", "salvaged", "failed")]
     scenarios = sorted({entry.scenario for entry in entries})
     parts: Children = [heading("History")]
@@ -37,7 +69,13 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
         ]
         parts.append(pills("scenario", choices))
     diagnosed = []
-    for entry in [entry for entry in entries if not chosen or entry.scenario == chosen][:MAX_RUNS]:
+    deadline = time.monotonic() + PATIENCE_S
+    wanted = [entry for entry in entries if not chosen or entry.scenario == chosen][:MAX_RUNS]
+    waiting = 0
+    for entry in wanted:
+        if time.monotonic() > deadline and context.catalogue.diagnosed(entry) is None:
+            waiting += 1
+            continue
         try:
             diagnosed.append((entry, context.catalogue.diagnosis(entry.id)))
         except WorkbenchError:
@@ -45,17 +83,15 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     grouped: dict[tuple[str, str], list[Series]] = {}
     for series in history(diagnosed):
         grouped.setdefault((series.scenario, series.device), []).append(series)
-    if not grouped:
-        return [*parts, message("No run with an answer yet.", "muted")]
+    if waiting:
+        parts.append(message(f"Reading: {waiting} of {len(wanted)} runs are not in yet.", "muted"))
+    elif not grouped:
+        parts.append(message("No run with an answer yet.", "muted"))
     for (scenario, device), rows in grouped.items():
         title = f"{visible(scenario, 60) or 'unnamed'} on {visible(device, 40)}"
         parts.append(section(title, [graph(history_figure(rows), browser), *_changes(rows, place)]))
     parts.append(html.P(METHOD, className="caption"))
-    return parts
-
-
-def register(app: Dash, context: Context) -> None:
-    """The page has no callbacks."""
+    return parts, waiting > 0
 
 
 def _changes(rows: list[Series], place: Place) -> Children:

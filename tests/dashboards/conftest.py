@@ -171,6 +171,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
     yield start
     for server in started:
+        server.task_dispatcher.shutdown(timeout=20)  # a thread inside DuckDB while Python ends would abort it
         server.close()
 
 

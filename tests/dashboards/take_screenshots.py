@@ -74,6 +74,7 @@ def main() -> None:
     threading.Thread(target=server.run, daemon=True).start()
     options.images.mkdir(parents=True, exist_ok=True)
     take(f"http://127.0.0.1:{server.effective_port}", shots(Catalogue(options.runs)), options.images)
+    server.task_dispatcher.shutdown(timeout=20)  # a thread inside DuckDB while Python ends would abort it
     server.close()
 
 
