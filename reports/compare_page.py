@@ -7,12 +7,12 @@ from typing import Any
 from workbench.comparison.compare import RunComparison, VariantComparison
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.numbers import significant
-from workbench.diagnose.roofline import roofline
 from workbench.diagnose.step_picture import step_pictures
 from workbench.diagnose.summary import VariantSummary
 from workbench.gate.fingerprint import Difference
 from workbench.reports import compare_text
 from workbench.reports.blocks import Block, FigureBlock, FigureRow, FoldBlock, Section, TableBlock, TextBlock
+from workbench.reports.device_sections import drawn, known_roofline
 from workbench.reports.figures import MARKERS, Figure
 from workbench.reports.labels import figure_labels, figure_text, visible
 from workbench.reports.palette import VARIANTS, cause_colour
@@ -131,7 +131,7 @@ def _cause_blocks(one: VariantComparison, place: int) -> list[Block]:
             Column("Baseline", "ms", numeric=True),
             Column("This run", "ms", numeric=True),
             Column("Difference", "ms", numeric=True),
-            Column("of tok/s", "%", numeric=True),
+            Column("Part of tok/s", numeric=True),
         ),
         (Group(tuple(rows[:-1]), total=rows[-1]),),
     )
@@ -230,12 +230,12 @@ def _roofs(compared: Compared) -> Section | None:
     one = compared.found.variants[0]
     figures = []
     for word, bundle, side in _sides(compared, one):
-        found = roofline(bundle, side)
+        found = known_roofline(Facts(bundle, side.name), side)
         if found.points:
             figures.append(
                 FigureBlock(
                     f"roofline-{word.replace(' ', '-')}",
-                    roofline_figure(found),
+                    roofline_figure(drawn(found)),
                     f"{word}, {visible(side.name)}.",
                     "Points of bandwidth over bytes per accepted token under the roofs.",
                 )

@@ -29,7 +29,7 @@ OTHER_KERNELS = 12
 
 def roofline_section(diagnosis: Diagnosis, best: VariantSummary, others: Variants, facts: ByName) -> Section | None:
     """Return the rooflines; None where no variant has a point."""
-    found = {variant.name: _roofline(facts[variant.name], variant) for variant in (best, *others)}
+    found = {variant.name: known_roofline(facts[variant.name], variant) for variant in (best, *others)}
     if not any(one.points for one in found.values()):
         return None
     blocks = _roofline_blocks(diagnosis, best, found[best.name])
@@ -44,7 +44,8 @@ def roofline_section(diagnosis: Diagnosis, best: VariantSummary, others: Variant
     return Section("roofline", "Roofline", intro, tuple(blocks))
 
 
-def _roofline(facts: Facts, variant: VariantSummary) -> Roofline:
+def known_roofline(facts: Facts, variant: VariantSummary) -> Roofline:
+    """Return the roofline with kernels whose bytes follow from the sampled pass."""
     found = roofline(facts.bundle, variant)
     extra = counted_points(facts, found)
     if not extra:
@@ -60,7 +61,7 @@ def _roofline_blocks(diagnosis: Diagnosis, variant: VariantSummary, found: Roofl
     caption = f"{visible(variant.name)}. The area of a point goes with its time; diagonals join equal tok/s."
     figure = FigureBlock(
         f"roofline-{diagnosis.variants.index(variant)}",
-        roofline_figure(_drawn(found)),
+        roofline_figure(drawn(found)),
         f"{caption} A red cross lies above a roof and is impossible." if impossible else caption,
         "Points of bandwidth over bytes per accepted token under the roofs; the table below holds the numbers.",
     )
@@ -74,7 +75,7 @@ def _roofline_blocks(diagnosis: Diagnosis, variant: VariantSummary, found: Roofl
     return blocks
 
 
-def _drawn(found: Roofline) -> Roofline:
+def drawn(found: Roofline) -> Roofline:
     """Return the roofline without points of next to no bytes, which would stretch the axes over ten decades."""
     most = max((point.bytes_per_token.value for point in found.points if point.bytes_per_token), default=0.0)
     kept = tuple(

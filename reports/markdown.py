@@ -1,16 +1,18 @@
-"""The report's first answers as Markdown: the sentence, the headline table and the causes of the step time.
+"""The report's answers as Markdown: the sentence, what is in the way, speed, causes, break-even, ladder, findings.
 
 Of an ingested trace the whole page, since its tables are short.
 """
 
 import re
 
-from workbench.diagnose.headline import headline
+from workbench.diagnose.headline import fastest, headline
 from workbench.diagnose.speculation import break_even
-from workbench.diagnose.summary import Diagnosis
+from workbench.diagnose.summary import Diagnosis, VariantSummary
 from workbench.reports import ingested_page, tables
 from workbench.reports.blocks import TableBlock, TextBlock
+from workbench.reports.finding_blocks import gain_text, top_findings
 from workbench.reports.labels import visible
+from workbench.reports.ladder_tables import ladder_table
 from workbench.reports.table import Row, Table
 from workbench.trace.bundle import Bundle
 
@@ -25,7 +27,33 @@ def render_markdown(bundle: Bundle, diagnosis: Diagnosis) -> str:
         "## Where the time goes",
         *_table(tables.cause_table(diagnosis)),
     ]
+    best = fastest(diagnosis)
+    parts[2:2] = _top(diagnosis, best)
+    if any(against_plain.values()):
+        parts += ["## Break-even of speculation", *_table(tables.break_even_table(against_plain))]
+    if diagnosis.ladder:
+        parts += ["## The ladder: predicted and measured gain", *_table(ladder_table(diagnosis.ladder))]
+    parts.append("## Findings")
+    for variant in sorted(diagnosis.variants, key=lambda one: one is not best):
+        parts += _findings(variant)
     return "\n\n".join(parts) + "\n"
+
+
+def _top(diagnosis: Diagnosis, best: VariantSummary) -> list[str]:
+    lines = [f"- **{_escape(one.title)}**, {_escape(one.gain)} *{one.tag}*" for one in top_findings(diagnosis, best)]
+    return ["In the way:", "\n".join(lines)] if lines else []
+
+
+def _findings(variant: VariantSummary) -> list[str]:
+    """Return the findings of one variant as a list, the most first."""
+    if not variant.findings:
+        return []
+    lines = []
+    for one in variant.findings:
+        gain = f", {_escape(gain_text(one.recoverable))} *{one.recoverable.tag}*" if one.recoverable else ""
+        text = f"{_escape(visible(one.sentence, 600))} Try: {_escape(visible(one.remedy, 600))}"
+        lines.append(f"- **{_escape(visible(one.title))}** ({one.severity}, `{one.id}`){gain}: {text}")
+    return [f"### {_escape(visible(variant.name))}", "\n".join(lines)]
 
 
 def render_ingested_markdown(bundle: Bundle) -> str:

@@ -80,20 +80,16 @@ def anchors(start: int, end: int, busy: tuple[int, int] | None) -> Ints:
 
 
 def worked(start: Ints, end: Ints, weight: Floats | None = None) -> tuple[int, int] | None:
-    """Return when 1 % and 99 % of the time of spans [start, end) are over, each counted by its ``weight``.
+    """Return the start of the span in which 1 % of all work is done, and the end of the one in which 99 % are.
 
-    Spans are sorted and overlap little. None where there are none.
+    The work of a span [start, end) is its length times its ``weight``. Spans are sorted. None where there is no work.
     """
     work = (end - start) * (np.ones(len(start)) if weight is None else weight)
     total = np.cumsum(work)
     if not len(total) or total[-1] <= 0:
         return None
-    found = []
-    for share in (EDGE, 1 - EDGE):
-        at = int(np.searchsorted(total, share * total[-1]))
-        left = share * float(total[-1]) - float(total[at] - work[at])
-        found.append(int(start[at] + (end[at] - start[at]) * (left / work[at] if work[at] else 0)))
-    return found[0], found[1]
+    first, last = (int(np.searchsorted(total, share * total[-1])) for share in (EDGE, 1 - EDGE))
+    return int(start[first]), int(end[last])
 
 
 def bring(moments: Ints, own: Ints, other: Ints) -> Ints:
