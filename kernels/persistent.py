@@ -47,6 +47,7 @@ class StepPlan:
     claim_head: bool = False
     hold: bool = False
     evict_first: bool = True
+    marks: bool = False
 
     def __post_init__(self) -> None:
         if self.in_flight and not 0 < self.in_flight < self.stages:
@@ -153,6 +154,7 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "CLAIM": int(plan.claim_head),
         "HOLD": int(plan.hold),
         "EVICT": int(plan.evict_first),
+        "MARKS": int(plan.marks),
     }
 
 

@@ -141,6 +141,10 @@ def next_plans() -> list[Variant]:
         ("hold", replace(base, hold=True), 512),
         ("head claimed, hold", held, 512),
         ("the same, lanes", replace(held, lanes=True), 512),
+        ("marks", replace(base, marks=True), 512),
+        ("head claimed, hold, marks", replace(held, marks=True), 512),
+        ("head claimed, hold, marks, lanes", replace(held, marks=True, lanes=True), 512),
+        ("head claimed, hold, marks, 2 KB", replace(small, marks=True), 512),
         ("head claimed, hold, 2 KB", small, 512),
         ("head claimed, hold, 4 KB", replace(held, copy_bytes=4096), 512),
         ("head claimed, hold, 2 KB, lanes", replace(small, lanes=True), 512),
@@ -156,6 +160,7 @@ def next_plans() -> list[Variant]:
         ("12 warps, head claimed, hold", replace(_with_warps(12), claim_head=True, hold=True), 512),
         ("the same, 2 KB", replace(_with_warps(12), claim_head=True, hold=True, copy_bytes=2048), 512),
         ("12 warps, head cl., hold, lanes", replace(_with_warps(12), claim_head=True, hold=True, lanes=True), 512),
+        ("12 warps, head cl., hold, marks", replace(_with_warps(12), claim_head=True, hold=True, marks=True), 512),
         ("13 warps, head claimed, hold", replace(_with_warps(13), claim_head=True, hold=True), 512),
         ("head claimed, hold", held, 2048),
         ("base (again)", base, 512),
@@ -247,7 +252,9 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
 def _checked_plans(shape: StepShape, following: bool) -> list[StepPlan]:
     """The default plan, and one with every option of the next round."""
     plan = persistent.make_plan(shape, SMS)
-    every = replace(plan, copy_bytes=2048, join_parts=6, claim_head=True, in_flight=1, hold=True, evict_first=False)
+    every = replace(
+        plan, copy_bytes=2048, join_parts=6, claim_head=True, in_flight=1, hold=True, evict_first=False, marks=True
+    )
     fewer = replace(_with_warps(12), claim_head=True, hold=True)
     return [plan, every, *([fewer] if shape is TWO_LAYERS else [])] if following else [plan]
 

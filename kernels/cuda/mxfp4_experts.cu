@@ -456,8 +456,10 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #if PHASES == 3
   ptx::named_sync(kConsumerBarrier, kConsumers);
   if (threadIdx.x == 0) {
-    const u32 before = ptx::inc_release(counters + DN_TILES, 2 * grid - 1) / grid;
-    if (!kMarks) {
+    if (kMarks) {
+      ptx::red_inc_relaxed(counters + DN_TILES, 2 * grid - 1);
+    } else {
+      const u32 before = ptx::inc_release(counters + DN_TILES, 2 * grid - 1) / grid;
       const u64 start = ptx::globaltimer();
       for (u32 polls = 0; ptx::load_acquire(counters + DN_TILES) / grid == before; ++polls)
         if (polls % 64 == 63 && ptx::globaltimer() - start > kWatchdogNs) {

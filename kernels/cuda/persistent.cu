@@ -37,6 +37,9 @@
 //                                   early queues before what others wait for: barriers, parts read from L2
 //   CLAIM                           1: row tiles of the head are claimed from a counter after the first 5/8, not dealt
 //   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
+//   MARKS                           1: the barriers after output projection, gate-up and down order nothing (no fence): what is read after them
+//                                   is waited for word by word. A word that is not there yet holds the mark, all bits one, which no result of
+//                                   the step is; marks are put back during attention, between the two barriers that do order
 //   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
@@ -56,6 +59,9 @@
 #endif
 #ifndef HOLD
 #define HOLD 0
+#endif
+#ifndef MARKS
+#define MARKS 0
 #endif
 #ifndef EVICT
 #define EVICT 1
@@ -96,6 +102,10 @@ constexpr int kItems = (PIECES * 16 + kConsumers - 1) / kConsumers;  // rows of 
 constexpr int kClaims = (3 + KV_HEADS + 31) / 32 * 32;  // of sync: where the claims' counter lies
 constexpr int kTurns = ((kGroup + 1) * (HEAD_DIM / 2) + kConsumers - 1) / kConsumers;  // pairs a thread rotates in an attention task
 constexpr float kNone = -1e30f;
+constexpr bool kMarks = MARKS == 1;
+constexpr u32 kMark = 0xffffffffu;
+constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
+constexpr u32 kMarked = (2 + TOPK) * HIDDEN + GRID * EXPERTS + TOPK * INTER / 2;  // words of scratch from out_parts on
 
 static_assert(kPerWarp <= 4, "a warp's units of one stage are the eight columns of one MMA");
 static_assert(kGroup <= WARPS, "a warp for each query head of a KV head");
@@ -492,6 +502,34 @@ __device__ __forceinline__ void load_bias(float (&bias)[kItems], const float* so
   }
 }
 
+// What another CTA waits for: never the mark, which is a NaN that arithmetic does not give.
+__device__ __forceinline__ void publish(float* place, float value) {
+  const u32 bits = __float_as_uint(value);
+  ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
+}
+__device__ __forceinline__ bool is_mark(float value) { return __float_as_uint(value) == kMark; }
+__device__ __forceinline__ bool is_mark(float2 value) { return is_mark(value.x) || is_mark(value.y); }
+__device__ __forceinline__ bool is_mark(uint4 value) { return value.x == kMark || value.y == kMark || value.z == kMark || value.w == kMark; }
+
+// value[i] = load(i); with MARKS again until none is a mark. All loads go before the first check.
+template <int COUNT, typename T, typename Load>
+__device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&value)[COUNT], Load load) {
+  bool late = true;
+  for (u32 polls = 0; late; ++polls) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) value[i] = load(i);
+    late = false;
+    if (!kMarks) break;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) late = late || is_mark(value[i]);
+    if (late && (polls == kMaxPolls || sh.dead)) {
+      atomicOr(error, 1u);
+      sh.dead = 1;
+      break;
+    }
+  }
+}
+
 // Asks L2 for an array, its 128-byte lines dealt over the grid.
 __device__ __forceinline__ void prefetch_lines(const void* source, u32 bytes) {
   for (u32 line = threadIdx.x * GRID + blockIdx.x; line * 128 < bytes; line += kConsumers * GRID)
@@ -500,41 +538,37 @@ __device__ __forceinline__ void prefetch_lines(const void* source, u32 bytes) {
 
 // A tile has one or two owners; the reader adds both parts, so a sole owner clears the second.
 __device__ __forceinline__ void store_part(float* parts, u32 rows, u32 row, float value, bool starts, bool ends) {
-  parts[starts ? row : rows + row] = value;
-  if (starts && ends) parts[rows + row] = 0.0f;
+  publish(parts + (starts ? row : rows + row), value);
+  if (starts && ends) publish(parts + rows + row, 0.0f);
 }
 
 // Adds the parts (PARTS rows of HIDDEN, in their order; none: a null pointer) to the residual; leaves x * gain of this thread's pairs in
 // scaled and the sums for RMS and peak in shared memory, complete after the next consumer_sync. All loads go before the first sum.
 template <int PARTS>
-__device__ __forceinline__ void update_residual(Shared& sh, const float* gain, float2 (&scaled)[kPairs], const float* parts) {
+__device__ __forceinline__ void update_residual(Shared& sh, u32* error, const float* gain, float2 (&scaled)[kPairs], const float* parts) {
   const int thread = (int)ptx::thread();
-  float2 add[kPairs][PARTS];
+  float2 add[kPairs * PARTS];
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i)
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) add[i][p] = make_float2(0.0f, 0.0f);
-  if (parts != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i)
-#pragma unroll
-      for (int p = 0; p < PARTS; ++p)
-        add[i][p] = ptx::ldg64_l2(parts + p * HIDDEN + 2 * min(thread + i * kConsumers, HIDDEN / 2 - 1));
-  }
+  for (int i = 0; i < kPairs * PARTS; ++i) add[i] = make_float2(0.0f, 0.0f);
 #pragma unroll
   for (int i = 0; i < kPairs; ++i)
     scaled[i] = *reinterpret_cast<const float2*>(gain + 2 * min(thread + i * kConsumers, HIDDEN / 2 - 1));
+  if (parts != nullptr)
+    await_words(sh, error, add, [&](int i) {
+      return ptx::ldg64_relaxed(parts + i % PARTS * HIDDEN + 2 * min(thread + i / PARTS * kConsumers, HIDDEN / 2 - 1));
+    });
 #pragma unroll
   for (int i = 0; i < kPairs; ++i)
 #pragma unroll
-    for (int p = 1; p < PARTS; ++p) add[i][0] = make_float2(add[i][0].x + add[i][p].x, add[i][0].y + add[i][p].y);
+    for (int p = 1; p < PARTS; ++p)
+      add[i * PARTS] = make_float2(add[i * PARTS].x + add[i * PARTS + p].x, add[i * PARTS].y + add[i * PARTS + p].y);
   float sum = 0.0f, peak = 0.0f;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
     const int pair = thread + i * kConsumers;
     if (pair < HIDDEN / 2) {
       float2& x = *reinterpret_cast<float2*>(sh.residual + 2 * pair);
-      x = make_float2(x.x + add[i][0].x, x.y + add[i][0].y);
+      x = make_float2(x.x + add[i * PARTS].x, x.y + add[i * PARTS].y);
       sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
       scaled[i] = make_float2(scaled[i].x * x.x, scaled[i].y * x.y);
       peak = fmaxf(peak, fmaxf(fabsf(scaled[i].x), fabsf(scaled[i].y)));
@@ -695,15 +729,19 @@ __device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32
   }
 }
 
-// The CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
+// ORDERED: the CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
+template <bool ORDERED = true>
 __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
   consumer_sync();
   ++passed;
   if (threadIdx.x == 0 && !sh.dead) {
     const u32 target = passed * GRID;
-    ptx::red_release(counter, 1);
+    if (ORDERED)
+      ptx::red_release(counter, 1);
+    else
+      ptx::red_relaxed(counter, 1);
     const u64 start = ptx::globaltimer();
-    for (u32 polls = 0; ptx::load_acquire(counter) < target; ++polls)
+    for (u32 polls = 0; (ORDERED ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) < target; ++polls)
       if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
         atomicOr(error, 1u);
         sh.dead = 1;
@@ -847,7 +885,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     // --- QKV ---
     stamp(lanes, record + kQkv, 0);
     float2 scaled[kPairs];
-    update_residual<TOPK>(sh, gains + (u64)(2 * layer) * HIDDEN, scaled, layer > 0 ? down_parts : nullptr);
+    update_residual<TOPK>(sh, error, gains + (u64)(2 * layer) * HIDDEN, scaled, layer > 0 ? down_parts : nullptr);
     consumer_sync();
     store_normalised(sh, scaled);
     consumer_sync();
@@ -886,6 +924,8 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     // --- attention ---
     stamp(lanes, record + kAttention, 0);
     if (layer == 0) stamp_sm(lanes);
+    if (kMarks)
+      for (u32 i = cta * kConsumers + tid; i < kMarked; i += GRID * kConsumers) reinterpret_cast<u32*>(out_parts)[i] = kMark;
     {
       const Attention plan(position, windows[layer]);
       float* query = sh.part;                          // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
@@ -1116,11 +1156,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += sh.part[w * EXPERTS + e];
-        router_parts[cta * EXPERTS + e] = sum;
+        publish(router_parts + cta * EXPERTS + e, sum);
       }
     }
     stamp(lanes, record + kOut, 2);
-    grid_barrier(sh, sync, error, passed);
+    grid_barrier<!kMarks>(sh, sync, error, passed);
 
     // --- router and gate-up ---
     stamp(lanes, record + kGateUp, 0);
@@ -1134,12 +1174,15 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         bias[k] = warp == 0 && e < EXPERTS ? router_bias[layer * EXPERTS + e] : 0.0f;
         sums[k] = 0.0f;
         if (e < EXPERTS) {
+          constexpr int kParts = (GRID + WARPS - 1) / WARPS;
+          float part[kParts];
+          await_words(sh, error, part, [&](int i) { return ptx::ldg_relaxed(router_parts + min(warp + i * WARPS, GRID - 1) * EXPERTS + e); });
 #pragma unroll
-          for (int i = 0; i < (GRID + WARPS - 1) / WARPS; ++i)
-            if (warp + i * WARPS < GRID) sums[k] += ptx::ldg_l2(router_parts + (warp + i * WARPS) * EXPERTS + e);
+          for (int i = 0; i < kParts; ++i)
+            if (warp + i * WARPS < GRID) sums[k] += part[i];
         }
       }
-      update_residual<2>(sh, gains + (u64)(2 * layer + 1) * HIDDEN, scaled, out_parts);
+      update_residual<2>(sh, error, gains + (u64)(2 * layer + 1) * HIDDEN, scaled, out_parts);
 #pragma unroll
       for (int k = 0; k < kRouterLanes; ++k)
         if (lane + 32 * k < EXPERTS) sh.part[warp * EXPERTS + lane + 32 * k] = sums[k];
@@ -1181,24 +1224,28 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 #pragma unroll
         for (int i = 0; i < kItems; ++i) {
           const int item = tid + i * kConsumers, local = item / 8, channel = item % 8;
-          if (item >= pieces * 8) continue;
           const u32 task = first + local * GRID, slot = task / kGateUpTiles, tile = task % kGateUpTiles;
-          const float gate = sum_part(sh, local, channel) + ptx::bf16_value(gate_bias[i]);
-          const float up = sum_part(sh, local, channel + 8) + ptx::bf16_value(up_bias[i]);
-          inter[slot * INTER + tile * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+          u32 pair = 0;
+          if (item < pieces * 8) {
+            const float gate = sum_part(sh, local, channel) + ptx::bf16_value(gate_bias[i]);
+            const float up = sum_part(sh, local, channel + 8) + ptx::bf16_value(up_bias[i]);
+            pair = ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+          }
+          pair |= __shfl_xor_sync(0xffffffffu, pair, 1) << 16;  // two channels a word; a NaN is 0x7fff, so no word is the mark
+          if (item < pieces * 8 && channel % 2 == 0)
+            ptx::store_relaxed(reinterpret_cast<u32*>(inter + slot * INTER + tile * 8 + channel), pair);
         }
       });
     }
     stamp(lanes, record + kGateUp, 2);
-    grid_barrier(sh, sync, error, passed);
+    grid_barrier<!kMarks>(sh, sync, error, passed);
 
     // --- down ---
     stamp(lanes, record + kDown, 0);
     {
       constexpr int kVectors = TOPK * INTER / 8, kReads = (kVectors + kConsumers - 1) / kConsumers;
       uint4 x[kReads];
-#pragma unroll
-      for (int i = 0; i < kReads; ++i) x[i] = ptx::ldg128_l2(inter + min(tid + i * kConsumers, kVectors - 1) * 8);
+      await_words(sh, error, x, [&](int i) { return ptx::ldg128_relaxed(inter + min(tid + i * kConsumers, kVectors - 1) * 8); });
 #pragma unroll
       for (int i = 0; i < kReads; ++i)
         if (tid + i * kConsumers < kVectors) reinterpret_cast<uint4*>(sh.act)[tid + i * kConsumers] = x[i];
@@ -1223,19 +1270,19 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           const int item = tid + i * kConsumers;
           if (item >= pieces * 16) continue;
           const u32 task = first + item / 16 * GRID, slot = task / kOutTiles, tile = task % kOutTiles;
-          down_parts[slot * HIDDEN + tile * 16 + item % 16] =
-              sh.weight[slot] * (sum_part(sh, item / 16, item % 16) + ptx::bf16_value(bias[i]));
+          publish(down_parts + slot * HIDDEN + tile * 16 + item % 16,
+                  sh.weight[slot] * (sum_part(sh, item / 16, item % 16) + ptx::bf16_value(bias[i])));
         }
       });
     }
     stamp(lanes, record + kDown, 2);
-    grid_barrier(sh, sync, error, passed);
+    grid_barrier<!kMarks>(sh, sync, error, passed);
   }
 
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
   float2 scaled[kPairs];
-  update_residual<TOPK>(sh, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, down_parts);
+  update_residual<TOPK>(sh, error, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, down_parts);
   consumer_sync();
   store_normalised(sh, scaled);
   consumer_sync();

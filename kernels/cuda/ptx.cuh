@@ -102,6 +102,22 @@ __device__ __forceinline__ uint4 ldg128_relaxed(const void* address) {
   asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ float2 ldg64_relaxed(const float* address) {
+  float2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float ldg_relaxed(const float* address) {
+  float v;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void red_inc_relaxed(u32* address, u32 last) {
+  asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(address), "r"(last) : "memory");
+}
+__device__ __forceinline__ void red_relaxed(u32* address, u32 value) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
 __device__ __forceinline__ void store_relaxed(u32* address, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

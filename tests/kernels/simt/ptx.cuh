@@ -1,7 +1,7 @@
 // Stands in for kernels/cuda/ptx.cuh on a CPU: the kernel's own source then runs as C++, one fibre for each CUDA thread, scheduled at
-// random between synchronising calls. Copies into shared memory land late and in any order; fresh shared memory is NaN. A wrong index,
-// a missing barrier or an unbalanced ring shows as a wrong number or a deadlock, without a GPU. Not modelled: weak memory order
-// between CTAs, timing.
+// random between synchronising calls. Copies into shared memory land late and in any order; fresh shared memory is NaN; a relaxed store
+// lands late unless its CTA releases. A wrong index, a missing barrier or an unbalanced ring shows as a wrong number or a deadlock, without
+// a GPU. Not modelled: weak order of other stores and of loads between CTAs, timing.
 #pragma once
 #include <csetjmp>
 #include <cmath>
@@ -65,11 +65,17 @@ struct Warp {
 struct Barrier { int arrived = 0; u32 generation = 0; };
 struct Mbarrier { int expected = 0, pending = 0; long bytes = 0; u32 phase = 0; };
 struct Copy { u8* target; const u8* source; u32 bytes; Mbarrier* bar; int delay; };
+struct Store { u32* address; u32 value; int delay; };
 struct Cta {
   std::vector<u8> shared;
   std::map<u32, Mbarrier> mbarriers;
   std::map<int, Barrier> barriers;
   std::vector<Copy> copies;
+  std::vector<Store> stores;  // relaxed, not seen by anybody yet
+  void land() {
+    for (Store& store : stores) *store.address = store.value;
+    stores.clear();
+  }
 };
 struct Index { u32 x; };
 struct Thread {
@@ -188,6 +194,17 @@ inline int run(void (*kernel)(), int grid, int threads, u32 shared_bytes, u32 se
       return 1;
     }
     for (auto& cta : ctas) {
+      for (size_t i = 0; i < cta->stores.size();) {
+        Store& store = cta->stores[i];
+        if (store.delay < 0) store.delay = (int)(random() % 40);
+        if (store.delay-- > 0) {
+          ++i;
+          continue;
+        }
+        *store.address = store.value;
+        store = cta->stores.back();
+        cta->stores.pop_back();
+      }
       for (size_t i = 0; i < cta->copies.size();) {
         Copy& copy = cta->copies[i];
         if (copy.delay < 0) copy.delay = (int)(random() % 60);
@@ -222,6 +239,7 @@ inline int run(void (*kernel)(), int grid, int threads, u32 shared_bytes, u32 se
       }
     }
   }
+  for (auto& cta : ctas) cta->land();
   return 0;
 }
 
@@ -325,21 +343,28 @@ inline void bulk_prefetch_l2(const void* src, u32 bytes) {
 }
 inline void prefetch_l2(const void*) {}
 
-inline u32 add_acq_rel(u32* address, u32 value) {
+inline u32 add(u32* address, u32 value) {
   const u32 old = *address;
   *address += value;
   return old;
 }
+inline u32 add_acq_rel(u32* address, u32 value) {
+  simt::current->cta->land();
+  return add(address, value);
+}
+inline void red_inc_relaxed(u32* address, u32 last) { *address = *address >= last ? 0 : *address + 1; }
 inline u32 inc_release(u32* address, u32 last) {
   const u32 old = *address;
-  *address = old >= last ? 0 : old + 1;
+  simt::current->cta->land();
+  red_inc_relaxed(address, last);
   return old;
 }
 inline u32 add_relaxed(u32* address, u32 value) {
   simt::yield("claim", *address);
-  return add_acq_rel(address, value);
+  return add(address, value);
 }
 inline void red_release(u32* address, u32 value) { add_acq_rel(address, value); }
+inline void red_relaxed(u32* address, u32 value) { add(address, value); }
 inline u32 load_acquire(const u32* address) {
   simt::yield("flag", *address);
   return *address;
@@ -348,7 +373,7 @@ inline u32 load_relaxed(const u32* address) {
   simt::yield("word", *address);
   return *address;
 }
-inline void store_relaxed(u32* address, u32 value) { *address = value; }
+inline void store_relaxed(u32* address, u32 value) { simt::current->cta->stores.push_back({address, value, -1}); }
 inline u64 globaltimer() { static u64 ticks = 0; return ++ticks; }
 inline u32 smid() { return blockIdx.x; }
 inline void dependents_may_launch() {}
@@ -389,6 +414,14 @@ inline uint4 ldg128_l2(const void* address) { return load<uint4>(address); }
 inline uint4 ldg128_relaxed(const void* address) {
   simt::yield("words", 0);
   return load<uint4>(address);
+}
+inline float2 ldg64_relaxed(const float* address) {
+  simt::yield("words", 0);
+  return load<float2>(address);
+}
+inline float ldg_relaxed(const float* address) {
+  simt::yield("word", 0);
+  return load<float>(address);
 }
 inline float ldg_l2(const float* address) { return load<float>(address); }
 inline float2 ldg64_l2(const float* address) { return load<float2>(address); }

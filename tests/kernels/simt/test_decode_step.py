@@ -61,7 +61,7 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
 
 def test_source_on_the_cpu_with_the_head_claimed_and_few_stages_in_flight(build_kernel: Build) -> None:
     plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16)
-    plan = dataclasses.replace(plan, claim_head=True, in_flight=1, hold=True, evict_first=False)
+    plan = dataclasses.replace(plan, claim_head=True, in_flight=1, hold=True, evict_first=False, marks=True)
     simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
 
 
@@ -79,7 +79,10 @@ def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) ->
 
 def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
     plan = dataclasses.replace(
-        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12), lanes=True, claim_head=True
+        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12),
+        lanes=True,
+        claim_head=True,
+        marks=True,
     )
     simulated(build_kernel, MANY, plan, [0, 65, 150], 160)
 
