@@ -19,8 +19,8 @@
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; 1 stream only (no arithmetic, wrong results: what the copy pipeline alone takes)
 //
-// Spills on sm_90. gpt-oss, Qwen3 and one token of every shape: none. GLM-5.2 (hidden 6144) at two and eight tokens stores 28 and 58
-// bytes a thread, its TP8 slice at four and eight 4 and 16. In GLM a warp keeps its K slice of the activation in registers, 7 units of 64
+// Spills on sm_90. gpt-oss, Qwen3 and one token of every shape: none. GLM-5.2 (hidden 6144) at eight tokens stores 82 bytes a
+// thread, its TP8 slice 16. In GLM a warp keeps its K slice of the activation in registers, 7 units of 64
 // columns = 56 of them, beside 16 of weights and two accumulators, and 16 warps leave a thread 128. A longer split along K would
 // need more warps, so fewer registers each. By the disassembly, what goes to local memory are temporaries of the activation load
 // (once a phase) and loop counters (a few accesses a row tile), nothing between the MMAs.
