@@ -330,3 +330,71 @@ def test_kernels_that_stamped_themselves_need_no_launch_and_no_profiler_beside_t
     tables["steps"].append(laned)
     tables["kernels"].append(kernel(-19_500_000, None, step_id=1))
     assert judge(tables, source="run").checks == ()
+
+
+def judge_two(folder: Path, tables: dict[str, list[Row]]) -> Verdict:
+    """Judge a run of variants a and b: each healthy but for what ``tables`` adds."""
+    with BundleWriter.create(folder / "two", Manifest(variants=[VariantRecord(name=name) for name in "ab"])) as writer:
+        for place, variant in enumerate("ab"):
+            for name, rows in healthy().items():
+                moved = [{**row, IDS[name]: 1000 * place + index} for index, row in enumerate(rows)]
+                shifted = [
+                    {key: value + place * 10**9 if key.endswith("_ns") else value for key, value in row.items()}
+                    for row in moved
+                ]
+                writer.append(name, [{"variant": variant, **row} for row in shifted])
+        for name, rows in tables.items():
+            writer.append(name, rows)
+    with Bundle.open(folder / "two") as bundle:
+        return verdict(bundle)
+
+
+def lost(probe: str, severity: str, variant: str | None = "a", **more: Any) -> Row:
+    row = {"variant": variant, "probe": probe, "kind": "capture-lost", "count": 1, "severity": severity}
+    return {**row, "detail": "the sampler returned no samples", **more}
+
+
+@pytest.mark.parametrize(
+    ("probe", "severity", "refused"),
+    [
+        ("pm_sampler", "error", {"counters"}),
+        ("pm_sampler", "data_loss", set()),
+        ("nvml", "error", {"counters"}),
+        ("lanes", "error", set()),
+        ("kernels", "data_loss", {"counts"}),
+        ("kernels", "error", {"device-time", "kernel-sums", "bandwidth", "counts", "causes", "order"}),
+        ("somebody", "error", set(CLAIMS)),
+    ],
+)
+def test_a_loss_refuses_what_rests_on_its_instrument_of_its_variant(
+    tmp_path: Path, probe: str, severity: str, refused: set[str]
+) -> None:
+    result = judge_two(tmp_path, {"losses": [lost(probe, severity)]})
+    assert set(result.of("a").refusals) == refused
+    assert result.of("b").checks == ()
+    assert result.of("a").severity == ("error" if severity == "error" else "warning")
+    for reasons in result.refusals.values():
+        assert reasons == (f"{'damaged' if severity == 'error' else 'data-loss'} (a)",)
+
+
+def test_a_cut_table_concerns_the_variants_with_later_steps(tmp_path: Path) -> None:
+    cut = {"kind": "truncated", "first_ns": 500_000_000, "count": 0}
+    rows = [
+        lost("bundle", "data_loss", None, **cut, detail="kernels: rows after 500000000 ns that were not flushed"),
+        lost("bundle", "data_loss", None, **cut, detail="counters: rows after 500000000 ns that were not flushed"),
+    ]
+    result = judge_two(tmp_path, {"losses": rows})
+    assert result.of("a").checks == ()
+    assert "table counters was cut off, table kernels was cut off" in result.of("b").checks[0].message
+    assert set(result.of("b").refusals) == {"counts"}
+
+
+def test_kernels_lost_of_one_variant_leave_the_other(tmp_path: Path) -> None:
+    calls = [
+        {"variant": "a", "host_id": 5000 + index, **call("cudaLaunchKernel", 30 + index, 700 + index)}
+        for index in range(5)
+    ]
+    result = judge_two(tmp_path, {"host": calls})
+    assert not result.of("a").allows("device-time")
+    assert result.of("b").checks == ()
+    assert result.to_json()["checks"][0]["variants"] == ["a"]

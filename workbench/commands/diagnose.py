@@ -67,6 +67,7 @@ def _json(bundle: "Bundle", found: "list[Facts]") -> dict[str, Any]:
         variants[facts.variant] = {
             "rate": rate.to_json() if rate else None,
             "times_from": facts.time_pass,
+            "not_said": {claim: list(reasons) for claim, reasons in facts.verdict.refusals.items()},
             "steps": accounting.steps,
             "wall_ns": accounting.wall_ns,
             "causes": [
@@ -85,7 +86,7 @@ def _json(bundle: "Bundle", found: "list[Facts]") -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "bundle": str(bundle.path),
-        "verdict": found[0].verdict.to_json(),
+        "verdict": found[0].bundle_verdict.to_json(),
         "variants": variants,
         "ladder": [step.to_json() for step in ladder(found)],
     }

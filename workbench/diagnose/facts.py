@@ -36,7 +36,7 @@ class Facts:
             raise InputError(f"{bundle.path}: no variant {variant!r}", hint=f"it holds {', '.join(names) or 'none'}")
         self.bundle = bundle
         self.variant = variant
-        self._judged = judged
+        self._whole = judged
         self._steps: dict[RunPass, Steps] = {}
 
     @cached_property
@@ -45,9 +45,14 @@ class Facts:
         return variant_settings(self.bundle)[self.variant]
 
     @cached_property
+    def bundle_verdict(self) -> Verdict:
+        """The verdict on the whole bundle."""
+        return self._whole or verdict(self.bundle)
+
+    @cached_property
     def verdict(self) -> Verdict:
-        """What may be said of this bundle at all."""
-        return self._judged or verdict(self.bundle)
+        """What may be said of this variant at all."""
+        return self.bundle_verdict.of(self.variant)
 
     @property
     def ingested(self) -> bool:
@@ -139,12 +144,17 @@ class Facts:
     @cached_property
     def split(self) -> Split | None:
         """Kernels and gaps of ``steps`` by evidence; None where no kernel was traced within a step."""
-        return load_split(self.bundle, self.variant, self.steps, self.floor, self.time_pass)
+        return load_split(self.bundle, self.variant, self.steps, self.floor, self.time_pass, counted=self.counters_hold)
 
     @cached_property
     def step_counters(self) -> StepCounters:
         """Hardware counters over the steps of the pass they were read in."""
-        return load_counters(self.bundle, self.variant, self.counters)
+        return load_counters(self.bundle, self.variant, self.counters if self.counters_hold else None)
+
+    @property
+    def counters_hold(self) -> bool:
+        """Whether the verdict lets hardware counters speak."""
+        return self.verdict.allows("counters")
 
     @cached_property
     def lane_time(self) -> LaneTime | None:

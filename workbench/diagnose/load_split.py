@@ -16,8 +16,11 @@ SAMPLED: tuple[RunPass, ...] = ("sampled", "clean", "laned", "traced")
 """Passes in the order in which counters are looked for."""
 
 
-def load_split(bundle: Bundle, variant: str, steps: Steps, floor: Floor | None, run_pass: RunPass) -> Split | None:
-    """Return the split of ``steps``; None where the trace holds no kernel within a traced step."""
+def load_split(
+    bundle: Bundle, variant: str, steps: Steps, floor: Floor | None, run_pass: RunPass, *, counted: bool = True
+) -> Split | None:
+    """Return the split of ``steps``; None where the trace holds no kernel within a traced step. ``counted``: whether
+    hardware counters may be used."""
     if not len(steps) or not bundle.rows("kernels"):
         return None
     own = run_pass in PROFILED
@@ -33,17 +36,17 @@ def load_split(bundle: Bundle, variant: str, steps: Steps, floor: Floor | None, 
         steps,
         floor,
         hardware=find_hardware(bundle),
-        counters=load_counters(bundle, variant, load_columns(bundle, "counters", variant)),
+        counters=load_counters(bundle, variant, load_columns(bundle, "counters", variant) if counted else None),
         lanes=lane_time(load_columns(bundle, "lanes", variant)),
         traced_only=own,
         host_in_verify=bundle.manifest.source != "run",
     )
 
 
-def load_counters(bundle: Bundle, variant: str, counters: Columns) -> StepCounters:
-    """Return what the counters say of the pass that they were read in."""
+def load_counters(bundle: Bundle, variant: str, counters: Columns | None) -> StepCounters:
+    """Return what the counters say of the pass that they were read in; nothing for None."""
     found = StepCounters(None, None, None, None, 0, 0)
-    if not len(counters):
+    if counters is None or not len(counters):
         return found
     for run_pass in SAMPLED:
         found = step_counters(counters, load_steps(bundle, variant, run_pass))

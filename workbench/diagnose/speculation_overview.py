@@ -146,7 +146,7 @@ def _grid(facts: Facts, drafts: Drafts) -> IsoGrid | None:
     points = []
     own_bytes = 0.0
     for record in facts.bundle.manifest.variants:
-        other = facts if record.name == facts.variant else Facts(facts.bundle, record.name, facts.verdict)
+        other = facts if record.name == facts.variant else Facts(facts.bundle, record.name, facts.bundle_verdict)
         if other.floor is None or not other.wall_ns or not other.tokens or other.tok_s is None:
             continue
         floor_ns = int(other.floor.target_ns(other.steps).sum() + other.floor.draft_ns(other.steps).sum())

@@ -1,9 +1,11 @@
 """What may be said of a trace, and what a check found wrong with it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
+
+from workbench.trace.bundle import Bundle
 
 Severity = Literal["info", "warning", "error"]
 
@@ -42,10 +44,31 @@ RESIDUAL_NS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Something wrong, in one line. ``count``: how many rows, or calls, it concerns."""
+    """Something wrong, in one line. ``count``: how many rows, or calls, it concerns. ``variants``: those that it
+    concerns, the others are as sound as without it; empty: the whole bundle."""
 
     id: str
     severity: Severity
     message: str
     count: int = 0
     refuses: tuple[Claim, ...] = ()
+    variants: tuple[str, ...] = ()
+
+    def concerns(self, variant: str) -> bool:
+        """Return whether it says anything about ``variant``."""
+        return not self.variants or variant in self.variants
+
+    @property
+    def reason(self) -> str:
+        """The id, with the variants where it does not concern all."""
+        return f"{self.id} ({', '.join(self.variants)})" if self.variants else self.id
+
+
+def scoped(bundle: Bundle, variant: str | None, checks: Iterable[Check]) -> Iterator[Check]:
+    """Yield ``checks`` as those of ``variant`` alone; unchanged where the bundle holds no other, or for None."""
+    several = len(bundle.manifest.variants) > 1
+    for check in checks:
+        if variant is None or not several:
+            yield check
+        else:
+            yield replace(check, message=f"{variant}: {check.message}", variants=(variant,))

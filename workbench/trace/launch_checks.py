@@ -1,9 +1,10 @@
 """Checks of what was launched against what ran: lost kernels, unknown launches, replays of graphs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from workbench.trace.bundle import Bundle
-from workbench.trace.claims import FEW, RESIDUAL_NS, Check, Claim
+from workbench.trace.claims import FEW, RESIDUAL_NS, Check, Claim, scoped
 
 TRACED_KERNELS = (
     "(SELECT * FROM kernels WHERE step_id IS NULL"
@@ -37,21 +38,31 @@ SELECT count(*) AS launches, count(*) FILTER (seen) AS seen,
        count(*) FILTER (NOT seen AND start_ns < first) AS head,
        count(*) FILTER (NOT seen AND start_ns > last) AS tail,
        count(*) FILTER (NOT seen AND start_ns BETWEEN first AND last) AS middle,
-       max(first - start_ns) FILTER (NOT seen AND start_ns < first) AS head_ns
-FROM matched JOIN bounds USING (variant)
+       max(first - start_ns) FILTER (NOT seen AND start_ns < first) AS head_ns, variant
+FROM matched JOIN bounds USING (variant) GROUP BY variant ORDER BY variant
 """  # noqa: S608
 
 
 def launches(bundle: Bundle) -> Iterator[Check]:
     """Launches without kernels: at the head (lost after idle), at the end, in between; or no kernel at all."""
-    row = bundle.query(_LAUNCHES).to_pylist()[0]
-    if row["launches"] and not row["seen"]:
+    rows = bundle.query(_LAUNCHES).to_pylist()
+    count = sum(row["launches"] for row in rows)
+    if count and not any(row["seen"] for row in rows):
         if not bundle.rows("kernels"):
             message = (
-                f"{row['launches']} launches and not one device row: the profiler had no access to the device, or "
+                f"{count} launches and not one device row: the profiler had no access to the device, or "
                 "another profiler in the process took its place"
             )
-            yield Check("second-profiler", "error", message, row["launches"], ("device-time", "counts", "causes"))
+            yield Check("second-profiler", "error", message, count, ("device-time", "counts", "causes"))
+        return
+    for row in rows:
+        yield from scoped(bundle, row["variant"], _unanswered(row))
+
+
+def _unanswered(row: Mapping[str, Any]) -> Iterator[Check]:
+    if not row["seen"]:
+        message = f"{row['launches']} launches and not one device row"
+        yield Check("launch-without-kernel", "error", message, row["launches"], ("counts", "device-time", "causes"))
         return
     if row["head"]:
         message = (
@@ -79,8 +90,9 @@ SELECT count(*) AS rows, count(*) FILTER (calls.start_ns IS NULL) AS orphans,
        count(*) FILTER (calls.start_ns IS NULL AND correlation < first) AS early,
        count(*) FILTER (kernels.start_ns < calls.start_ns) AS before,
        max(calls.start_ns - kernels.start_ns) AS most_ns,
-       (SELECT count(*) FROM calls) AS calls
+       (SELECT count(*) FROM calls WHERE calls.variant = kernels.variant) AS calls, kernels.variant AS variant
 FROM {TRACED_KERNELS} AS kernels LEFT JOIN calls USING (variant, correlation) LEFT JOIN first USING (variant)
+GROUP BY kernels.variant ORDER BY kernels.variant
 """  # noqa: S608
 
 
@@ -88,7 +100,11 @@ def orphans(bundle: Bundle) -> Iterator[Check]:
     """Kernels without a launch, and kernels that begin before theirs."""
     if bundle.manifest.source == "ncu":
         return  # replayed one by one: ``record_checks.window`` says so
-    row = bundle.query(_ORPHANS).to_pylist()[0]
+    for row in bundle.query(_ORPHANS).to_pylist():
+        yield from scoped(bundle, row["variant"], _unasked(row))
+
+
+def _unasked(row: Mapping[str, Any]) -> Iterator[Check]:
     if row["rows"] and not row["calls"]:
         message = "the trace holds no runtime calls: what launched a kernel is not known"
         yield Check("no-launches", "warning", message, row["rows"], ("causes", "order"))
@@ -124,8 +140,9 @@ SELECT count(*) AS replays, count(*) FILTER (held.nodes = 0) AS empty,
        count(*) FILTER (held.nodes < usual.nodes AND (known OR held.nodes > 0.8 * usual.nodes)) AS short,
        count(*) FILTER (held.nodes > 1) AS traced, max(held.nodes) AS most,
        median(took) FILTER (held.nodes > 1) AS took, min(took) FILTER (held.nodes > 1) AS least,
-       max(took) FILTER (held.nodes > 1) AS longest, any_value(name) AS name
+       max(took) FILTER (held.nodes > 1) AS longest, any_value(name) AS name, held.variant AS variant
 FROM held LEFT JOIN usual ON held.variant = usual.variant AND held.graph = usual.graph
+GROUP BY held.variant ORDER BY held.variant
 """  # noqa: S608
 
 
@@ -136,7 +153,11 @@ def graphs(bundle: Bundle) -> Iterator[Check]:
     """
     if not bundle.rows("kernels"):
         return  # nothing was recorded, of graphs or otherwise; ``launches`` says so
-    row = bundle.query(_REPLAYS).to_pylist()[0]
+    for row in bundle.query(_REPLAYS).to_pylist():
+        yield from scoped(bundle, row["variant"], _replays(row))
+
+
+def _replays(row: Mapping[str, Any]) -> Iterator[Check]:
     if row["empty"]:
         message = f"{row['empty']} of {row['replays']} graph replays have no kernel: graphs were traced whole, or lost"
         refuses: tuple[Claim, ...] = ("device-time", "kernel-sums", "bandwidth", "counts")

@@ -1,10 +1,14 @@
 """Checks of the records themselves: times, clocks, counters, the profiler's own work, losses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from types import MappingProxyType
+from typing import Any
 
 from workbench.trace.bundle import Bundle
-from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim
+from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim, scoped
 from workbench.trace.launch_checks import TRACED_KERNELS
+from workbench.trace.salvage import CUT_KIND, CUT_PROBE
 
 RESIDUAL_REFUSED_NS = 50_000
 """From here on, launch delays of some ten microseconds cannot be told from clock error."""
@@ -37,15 +41,20 @@ _TIMES = f"""
 SELECT count(*) FILTER (end_ns - start_ns > {IMPOSSIBLE_NS}) AS long, max(end_ns - start_ns) AS longest,
        count(*) FILTER (end_ns = start_ns) AS empty, count(*) AS rows,
        count(*) FILTER (first IS NOT NULL AND (start_ns < first - {IMPOSSIBLE_NS} OR start_ns > last + {IMPOSSIBLE_NS}))
-           AS outside
+           AS outside, kernels.variant AS variant
 FROM {TRACED_KERNELS} AS kernels LEFT JOIN (
     SELECT variant, min(start_ns) AS first, max(end_ns) AS last FROM host GROUP BY variant) USING (variant)
+GROUP BY kernels.variant ORDER BY kernels.variant
 """  # noqa: S608
 
 
 def times(bundle: Bundle) -> Iterator[Check]:
     """Durations and times that cannot be."""
-    row = bundle.query(_TIMES).to_pylist()[0]
+    for row in bundle.query(_TIMES).to_pylist():
+        yield from scoped(bundle, row["variant"], _impossible(row))
+
+
+def _impossible(row: Mapping[str, Any]) -> Iterator[Check]:
     refuses: tuple[Claim, ...] = ("device-time", "kernel-sums", "bandwidth", "steps")
     if row["long"]:
         message = f"{row['long']} device rows are longer than 10 s, up to {row['longest'] / 1e9:.3g} s: damaged records"
@@ -68,9 +77,9 @@ WITH sample AS (
            max(abs(value)) AS largest, list(period) AS periods, max(period) AS longest
     FROM sample GROUP BY variant, source, name, rank, device
 )
-SELECT source, name, samples, largest, longest,
+SELECT variant, source, name, samples, largest, longest,
        len(list_filter(periods, lambda period: period > 2 * usual)) AS gaps
-FROM series ORDER BY source, name
+FROM series ORDER BY variant, source, name
 """
 
 
@@ -79,6 +88,15 @@ def counters(bundle: Bundle) -> Iterator[Check]:
     if not bundle.rows("counters"):
         return
     rows = bundle.query(_GAPS).to_pylist()
+    for variant, own in groupby(rows, lambda row: row["variant"]):
+        yield from scoped(bundle, variant, _samples(list(own)))
+    throttled = list(dict.fromkeys(row["name"] for row in rows if "throttle" in row["name"].lower() and row["largest"]))
+    if throttled:
+        message = f"clocks were throttled during the run ({', '.join(throttled[:3])})"
+        yield Check("throttled", "warning", message, len(throttled), ("step-time", "bandwidth"))
+
+
+def _samples(rows: list[dict[str, Any]]) -> Iterator[Check]:
     # NVML's means cover a whole capture: one sample is all there is.
     # So do sums of a whole run, which a load generator or a profiler wrote.
     single = ("aiperf", "sglang.benchmark", "proton", "ncu")
@@ -104,10 +122,6 @@ def counters(bundle: Bundle) -> Iterator[Check]:
             f"{worst['longest'] / 1e6:.3g} ms ({worst['name']})"
         )
         yield Check("counter-gap", "warning", message, len(gaps))
-    throttled = [row for row in rows if "throttle" in row["name"].lower() and row["largest"]]
-    if throttled:
-        message = f"clocks were throttled during the run ({', '.join(row['name'] for row in throttled[:3])})"
-        yield Check("throttled", "warning", message, len(throttled), ("step-time", "bandwidth"))
 
 
 def clocks(bundle: Bundle) -> Iterator[Check]:
@@ -162,17 +176,68 @@ def overhead(bundle: Bundle) -> Iterator[Check]:
         yield Check("profiler-overhead", "warning", message, row["rows"], ("step-time",))
 
 
+_LOSSES = """
+SELECT losses.variant, probe, kind, severity, detail, "count", first_ns, (
+    SELECT list(DISTINCT steps.variant ORDER BY steps.variant) FROM steps WHERE end_ns > losses.first_ns) AS later
+FROM losses WHERE severity IN ('error', 'data_loss') ORDER BY losses.variant, kind, detail
+"""
+
+_DEVICE: tuple[Claim, ...] = ("device-time", "kernel-sums", "bandwidth", "counts")
+_HOST: tuple[Claim, ...] = ("causes", "order", "counts")
+_RESTS_ON: Mapping[str, tuple[Claim, ...]] = MappingProxyType(
+    {
+        "pm_sampler": ("counters",),
+        "nvml": ("counters",),
+        "counters": ("counters",),
+        "lanes": (),
+        "static": (),
+        "kernels": (*_DEVICE, "causes", "order"),
+        "host": _HOST,
+        "syncs": ("causes", "counts"),
+        "steps": ("steps", "step-time"),
+        **dict.fromkeys(("sequences", "tensors", "roofs", "env", "limits", "losses"), ()),
+    }
+)
+"""Claims that rest on an instrument, or on a table that was cut off. What another instrument lost may concern all."""
+
+
 def losses(bundle: Bundle) -> Iterator[Check]:
-    """What the instruments or the reader lost."""
-    for severity, checked in (("error", "error"), ("data_loss", "warning")):
-        sql = (
-            'SELECT kind, sum("count")::BIGINT AS n FROM losses WHERE severity = ? GROUP BY kind ORDER BY n DESC, kind'
-        )
-        rows = bundle.query(sql, [severity]).to_pylist()
-        if rows:
-            named = ", ".join(f"{row['n']} {row['kind']}" for row in rows[:5])
-            message = f"rows are missing or damaged: {named} (table losses says more)"
-            refuses: tuple[Claim, ...] = ("counts",) if severity == "data_loss" else tuple(CLAIMS)
-            identity = "data-loss" if severity == "data_loss" else "damaged"
-            total = sum(row["n"] for row in rows)
-            yield Check(identity, checked, message, total, refuses)  # type: ignore[arg-type]
+    """What the instruments or the reader lost: it refuses what rests on that instrument or table, of that variant."""
+    found: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for row in bundle.query(_LOSSES).to_pylist():
+        for variant in _concerned(bundle, row):
+            found.setdefault((row["severity"], variant), []).append(row)
+    for (severity, variant), rows in found.items():
+        yield from scoped(bundle, variant, [_lost(severity, rows)])
+
+
+def _concerned(bundle: Bundle, row: Mapping[str, Any]) -> list[str | None]:
+    """Return the variants that lack what ``row`` says. A cut table lacks rows after its last: those of variants with
+    later steps."""
+    if row["probe"] == CUT_PROBE and row["kind"] == CUT_KIND and row["variant"] is None and row["first_ns"] is not None:
+        later = row["later"] or []
+        return later if len(later) < len(bundle.manifest.variants) else [None]
+    return [row["variant"]]
+
+
+def _lost(severity: str, rows: list[dict[str, Any]]) -> Check:
+    counts: dict[str, int] = {}
+    refuses: dict[Claim, None] = {}
+    cut = []
+    for row in rows:
+        source = row["probe"]
+        if source == CUT_PROBE and row["kind"] == CUT_KIND:
+            source = row["detail"].partition(":")[0]
+            cut.append(source)
+        else:
+            counts[row["kind"]] = counts.get(row["kind"], 0) + row["count"]
+        own = _RESTS_ON.get(source, tuple(CLAIMS))
+        refuses |= dict.fromkeys(claim for claim in own if severity == "error" or claim == "counts")
+    named = [f"{count} {kind}" for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    named += [f"table {name} was cut off" for name in dict.fromkeys(cut)]
+    message = f"rows are missing or damaged: {', '.join(named[:5])} (table losses says more)"
+    total = sum(counts.values()) + len(cut)
+    if severity == "error":
+        return Check("damaged", "error", message, total, tuple(refuses))
+    # A table that was cut off and that no claim rests on is no doubt about anything that is shown.
+    return Check("data-loss", "warning" if counts or refuses else "info", message, total, tuple(refuses))

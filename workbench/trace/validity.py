@@ -1,11 +1,12 @@
 """The verdict on a bundle's trace, before any diagnosis: what is wrong with it, and what may not be said because of it.
 
-Each check has an id, a severity and the claims that it refuses. Nothing here changes a table; a check that finds
-nothing wrong is silent. What no check can see (counters that were never asked for, say) is in table ``limits``.
+Each check has an id, a severity and the claims that it refuses. What was lost of one variant refuses nothing of another
+(``Verdict.of``), and what one instrument lost refuses only what rests on it. Nothing here changes a table; a check that
+finds nothing wrong is silent. What no check can see (counters that were never asked for, say) is in table ``limits``.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -38,12 +39,19 @@ class Verdict:
 
     checks: tuple[Check, ...]
 
+    def of(self, variant: str) -> "Verdict":
+        """Return the verdict on one variant: the checks that concern it."""
+        own = [check for check in self.checks if check.concerns(variant)]
+        said = [check.message.removeprefix(f"{variant}: ") if check.variants else check.message for check in own]
+        return Verdict(tuple(replace(check, message=text, variants=()) for check, text in zip(own, said, strict=True)))
+
     @property
     def refusals(self) -> dict[Claim, tuple[str, ...]]:
-        """Return the claims that may not be made, each with the ids of the checks that refuse it."""
+        """Return the claims that may not be made, each with the ids of the checks that refuse it, and the variants of
+        which it may not be made where those are not all."""
         found: dict[Claim, tuple[str, ...]] = {}
         for claim in CLAIMS:
-            reasons = tuple(check.id for check in self.checks if claim in check.refuses)
+            reasons = tuple(check.reason for check in self.checks if claim in check.refuses)
             if reasons:
                 found[claim] = reasons
         return found
@@ -54,7 +62,7 @@ class Verdict:
         return self.checks[0].severity if self.checks else "info"
 
     def allows(self, claim: Claim) -> bool:
-        """Return whether ``claim`` may be made."""
+        """Return whether ``claim`` may be made: of every variant, unless the verdict is that on one."""
         return claim not in self.refusals
 
     def lines(self) -> list[str]:
@@ -74,6 +82,7 @@ class Verdict:
                     "message": check.message,
                     "count": check.count,
                     "refuses": list(check.refuses),
+                    "variants": list(check.variants),
                 }
                 for check in self.checks
             ],

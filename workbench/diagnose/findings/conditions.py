@@ -5,11 +5,11 @@ import re
 import numpy as np
 
 from workbench.diagnose.facts import Facts
-from workbench.diagnose.finding import Evidence, Finding
+from workbench.diagnose.finding import Evidence, Finding, Severity
 from workbench.diagnose.findings.gain import gain, ms, noise, severity, stands_out
 from workbench.diagnose.numbers import percent
 from workbench.quantity import Quantity
-from workbench.trace.claims import CLAIMS
+from workbench.trace.claims import CLAIMS, Check
 
 OUTLIER_SIGMA = 6.0
 OUTLIER_TIMES = 2.0
@@ -167,16 +167,18 @@ def data_quality(facts: Facts) -> list[Finding]:
     """What the verdict found wrong: each error, and each warning that says records are missing."""
     found = []
     for check in facts.verdict.checks:
-        if check.severity != "error" and check.id not in DOUBTS:
+        if check.severity == "info" or (check.severity != "error" and check.id not in DOUBTS):
             continue
         claims = "; ".join(CLAIMS[claim] for claim in check.refuses)
         refused = f"; not said: {claims}" if claims else ""
         found.append(
             Finding(
                 id="data-quality",
-                severity="critical" if check.severity == "error" else "note",
+                severity=_doubt(check),
                 variant=facts.variant,
-                title=f"The trace cannot be trusted: {check.id}" if check.severity == "error" else f"Lost: {check.id}",
+                title=f"The trace cannot be trusted: {check.id}"
+                if _doubt(check) == "critical"
+                else f"Lost: {check.id}",
                 sentence=check.message[:1].upper() + check.message[1:] + refused + ".",
                 remedy="record again: warm the profiler up, let no second profiler run, and keep the window short",
                 confidence="high",
@@ -185,6 +187,13 @@ def data_quality(facts: Facts) -> list[Finding]:
             )
         )
     return found
+
+
+def _doubt(check: Check) -> Severity:
+    """Return critical where the times and kernels shown may be wrong; lost counters leave those as they are."""
+    if check.severity != "error":
+        return "note"
+    return "critical" if set(check.refuses) - {"counters"} else "minor"
 
 
 def _table(check: str) -> str:
