@@ -147,7 +147,8 @@ def _step_blocks(diagnosis: Diagnosis, variant: VariantSummary, facts: Facts, ce
     measured = facts.floor.bytes_per_s / 1e9 if facts.floor and "cpu" not in facts.device else None
     blocks: list[Block] = []
     place = diagnosis.variants.index(variant)
-    for picture in step_pictures(facts):
+    pictures = step_pictures(facts)
+    for picture in pictures:
         blocks.append(TextBlock(_step_title(picture), "lead"))
         blocks.append(
             FigureBlock(
@@ -159,7 +160,7 @@ def _step_blocks(diagnosis: Diagnosis, variant: VariantSummary, facts: Facts, ce
             )
         )
     if blocks:
-        missing = dict.fromkeys(text for picture in step_pictures(facts) for text in picture.missing)
+        missing = dict.fromkeys(text for picture in pictures for text in picture.missing)
         blocks += [TextBlock(f"Not shown: {visible(text, 300)}.", "muted") for text in missing]
     return blocks
 

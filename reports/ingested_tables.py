@@ -23,7 +23,7 @@ def verdict_table(verdict: Verdict) -> Table:
         (Column("Check"), Column("Severity"), Column("What was found", remark=True)),
         (
             plain_rows(
-                *((check.id, check.severity, visible(check.message, TEXT_LIMIT)) for check in verdict.checks),
+                *((visible(check.id), check.severity, visible(check.message, TEXT_LIMIT)) for check in verdict.checks),
             ),
         ),
     )
@@ -34,7 +34,14 @@ def refusals_table(verdict: Verdict) -> Table:
     return Table(
         "Left out of this page because of the verdict.",
         (Column("Not said"), Column("Because of")),
-        (plain_rows(*((CLAIMS[claim], ", ".join(reasons)) for claim, reasons in verdict.refusals.items())),),
+        (
+            plain_rows(
+                *(
+                    (CLAIMS[claim], visible(", ".join(reasons), TEXT_LIMIT))
+                    for claim, reasons in verdict.refusals.items()
+                )
+            ),
+        ),
         phone="cards",
     )
 

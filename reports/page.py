@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.diagnose.byte_model import byte_classes
@@ -321,7 +321,9 @@ def _quality(findings: Findings) -> Section:
         blocks.append(TextBlock(f"Verdict on the trace: {worst[judged.severity]}.", "lead"))
         blocks.append(TableBlock(ingested_tables.verdict_table(judged)))
         if judged.refusals:
-            blocks.append(TableBlock(ingested_tables.refusals_table(judged), "What the trace alone may not be asked"))
+            caption = "Times in this report come from the clean pass: what the trace cannot say is not taken from it."
+            refusals = replace(ingested_tables.refusals_table(judged), caption=caption)
+            blocks.append(TableBlock(refusals, "What the trace alone may not be asked"))
     else:
         blocks.append(TextBlock("Verdict on the trace: nothing is wrong with it.", "lead"))
     severe = [row for row in losses if row["severity"] != "info"]

@@ -43,7 +43,7 @@ AXIS_PIXELS = 52
 NAMED = 14
 """Kernel names that get their own name in the hover; the others are named by what they are for."""
 
-CELLS, FEWER_CELLS = 900, 320
+CELLS, FEWER_CELLS = 900, 200
 MUTED = "#7d828c"
 HBM, WARPS = VARIANTS[2], VARIANTS[3]
 UNLABELLED: dict[str, Any] = {"showticklabels": False, "range": [0.5, -0.5]}

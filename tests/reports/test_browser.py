@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from workbench.reports.html import write_html
+from workbench.comparison.compare import compare
+from workbench.diagnose.summary import diagnose
+from workbench.reports.html import write_comparison, write_html
 from workbench.trace.bundle import Bundle
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -27,15 +29,36 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def written(made_bundle: Bundle, hostile_bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def written(
+    made_bundle: Bundle,
+    hostile_bundle: Bundle,
+    device_bundle: Bundle,
+    hostile_device_bundle: Bundle,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("written")
-    bundles = {"made": made_bundle, "hostile": hostile_bundle}
-    return {name: write_html(bundle, folder / f"{name}.html") for name, bundle in bundles.items()}
+    bundles = {"made": made_bundle, "hostile": hostile_bundle, "device": device_bundle}
+    bundles["hostile-device"] = hostile_device_bundle
+    paths = {name: write_html(bundle, folder / f"{name}.html") for name, bundle in bundles.items()}
+    for name in ("hostile", "hostile-device"):
+        bundle = bundles[name]
+        found = compare(bundle, bundle, diagnose(bundle), diagnose(bundle))
+        paths[f"{name}-compared"] = write_comparison(bundle, bundle, found, folder / f"{name}-compared.html")
+    return paths
 
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
-    [("made", 1280, "light"), ("made", 390, "dark"), ("hostile", 1280, "dark"), ("hostile", 390, "light")],
+    [
+        ("made", 1280, "light"),
+        ("made", 390, "dark"),
+        ("hostile", 1280, "dark"),
+        ("hostile", 390, "light"),
+        ("device", 390, "light"),
+        ("hostile-device", 390, "dark"),
+        ("hostile-compared", 390, "light"),
+        ("hostile-device-compared", 1280, "dark"),
+    ],
 )
 def test_the_report_opens_quietly(browser: Any, written: dict[str, Path], name: str, width: int, scheme: str) -> None:
     path = written[name]
@@ -48,15 +71,16 @@ def test_the_report_opens_quietly(browser: Any, written: dict[str, Path], name: 
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: complaints.append(dialog.message))
     page.goto(path.as_uri())
-    page.locator("#step-spread .main-svg").first.wait_for()  # the last figure
+    page.locator(".plot .main-svg").first.wait_for()
     page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+    page.wait_for_function("[...document.querySelectorAll('.plot')].every(one => one.querySelector('.main-svg'))")
 
     assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
     assert complaints == []
     assert page.evaluate("window.owned") is None
     assert page.evaluate("document.querySelectorAll('main img, main script, main b, main iframe').length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate("document.querySelectorAll('.plot .bars .point').length") > 10
+    assert page.evaluate("document.querySelectorAll('.plot .bars .point').length") > 3
     cloud = page.evaluate("[...document.querySelectorAll('.modebar-btn')].map(one => one.dataset.title || '')")
     assert not [title for title in cloud if "hare" in title or "loud" in title or "lotly" in title]
     text = page.evaluate("getComputedStyle(document.querySelector('.plot .xtitle')).fill")
@@ -83,3 +107,14 @@ def test_without_scripts_the_tables_still_answer(browser: Any, written: dict[str
     assert page.locator("noscript p").is_visible()
     assert page.locator("#causes tr.total").count() == 3
     context.close()
+
+
+def test_a_link_opens_what_is_folded_away(browser: Any, written: dict[str, Path]) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.goto(written["device"].as_uri())
+    folded = page.locator("#findings details .finding").first
+    anchor = folded.get_attribute("id")
+    assert not folded.is_visible()
+    page.goto(f"{written['device'].as_uri()}#{anchor}")
+    page.locator(f"#{anchor}").wait_for(state="visible")
+    page.close()
