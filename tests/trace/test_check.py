@@ -261,3 +261,31 @@ def test_steps_of_no_known_sequence_are_not_reported_as_cut(tmp_path: Path, mani
     report = check_bundle(path)
     assert report.ok
     assert report.missing == []
+
+
+def test_a_byte_model_that_was_never_written_is_computed_from_the_steps(tmp_path: Path) -> None:
+    from workbench.runner import run_scenario
+    from workbench.scenario import load_scenario
+
+    scenario = load_scenario(
+        "quickstart", overrides=["prompts.new_tokens=8", "prompts.count=1", "measure.traced_steps=0"]
+    )
+    whole = run_scenario(scenario, tmp_path / "whole")
+    with Bundle.open(whole) as bundle:
+        wanted = bundle.table("tensors").to_pylist()
+        cut = tmp_path / "cut"
+        with BundleWriter.create(cut, bundle.manifest) as writer:
+            for name in ("steps", "sequences", "roofs"):
+                writer.append_table(name, bundle.table(name))
+    assert wanted
+    manifest = read_manifest(cut)
+    text = json.loads((cut / "manifest.json").read_text())
+    assert "tensors" not in manifest.tables
+    (cut / "manifest.json").write_text(json.dumps(text | {"state": "salvaged"}))
+    assert check_bundle(cut, salvage=True).ok
+    with Bundle.open(cut) as bundle:
+        assert bundle.table("tensors").to_pylist() == wanted
+        (note,) = [note for note in bundle.manifest.notes if "byte model" in note]
+        assert "computed from the recorded clean steps" in note
+    assert check_bundle(cut, salvage=True).ok
+    assert [note for note in read_manifest(cut).notes if "byte model" in note] == [note]

@@ -24,10 +24,9 @@ from workbench.decode.rungs.fit import (
     check_variants,
     load_shape,
     resolve_device,
-    stays_packed,
     variant_spec,
 )
-from workbench.decode.rungs.plan import PLANS
+from workbench.decode.rungs.plan import PLANS, stays_packed
 from workbench.decode.rungs.store import Held, WeightStore
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_dflash, shipped_folder

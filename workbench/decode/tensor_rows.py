@@ -1,19 +1,54 @@
-"""The byte model of one variant as rows of the bundle's ``tensors`` table."""
+"""The byte model of one variant as rows of the bundle's ``tensors`` table: arithmetic over shapes, no tensor."""
 
 from collections.abc import Sequence
 from math import ceil
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from workbench.decode.byte_rows import ByteRow, StepBytes
 from workbench.decode.bytes import draft_bytes, step_bytes
-from workbench.decode.engine import StepRecord
-from workbench.decode.pipeline import Pipeline
 from workbench.decode.precision import Policy
+from workbench.decode.spec import ModelSpec
+from workbench.scenario import Variant
+
+if TYPE_CHECKING:
+    from workbench.decode.pipeline import Pipeline
 
 
-def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[str, Any]]:
+class StepShape(Protocol):
+    """What the byte model asks of a step: ``engine.StepRecord``, or a row of table ``steps``."""
+
+    @property
+    def width(self) -> int:
+        """Tokens scored."""
+
+    @property
+    def context(self) -> int:
+        """Cached tokens before the step."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens committed."""
+
+    @property
+    def experts(self) -> Sequence[int]:
+        """Distinct routed experts per MoE layer."""
+
+
+def tensor_rows(pipeline: "Pipeline", steps: Sequence[StepShape]) -> list[dict[str, Any]]:
+    """Return what an average one of ``steps`` of ``pipeline`` reads (``byte_model_rows``)."""
+    return byte_model_rows(
+        pipeline.variant, pipeline.whole, pipeline.stored, pipeline.held, steps=steps, tp=pipeline.tp
+    )
+
+
+def byte_model_rows(
+    variant: Variant, spec: ModelSpec, stored: Policy, held: Policy, *, steps: Sequence[StepShape], tp: int
+) -> list[dict[str, Any]]:
     """Return what an average one of ``steps`` reads, class by class, without the variant's name.
+
+    ``spec``: the whole model, of which ``tp`` ranks hold a share each. ``stored`` and ``held``: in which formats the
+    weights are published, and in which the rung keeps and reads them.
 
     Expert counts are the measured means per layer, the context is the mean, rounded, and the width is the mean, rounded
     up: a step of width T touches at most min(E, k*T) experts, which is concave in T, so mean counts always fit a mean
@@ -23,13 +58,12 @@ def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[st
     """
     if not steps:
         return []
-    spec, tp, variant = pipeline.whole, pipeline.tp, pipeline.variant
     width = ceil(fmean(step.width for step in steps))
     context = round(fmean(step.context for step in steps))
     experts = [fmean(column) for column in zip(*(step.experts for step in steps), strict=True)] or None
     target, kept = (
         step_bytes(spec, policy, tp=tp, width=width, context=context, distinct_experts=experts)
-        for policy in (pipeline.stored, pipeline.held)
+        for policy in (stored, held)
     )
     rows = _rows(target, kept, "target")
     if variant.drafter.kind in ("mtp", "dflash"):
@@ -43,7 +77,7 @@ def tensor_rows(pipeline: Pipeline, steps: Sequence[StepRecord]) -> list[dict[st
                 context=context,
             )
             # Drafters run in plain torch whatever the rung: all of theirs is held in what the engine computes in.
-            for policy in (pipeline.stored, Policy("draft as held", default=pipeline.held.default))
+            for policy in (stored, Policy("draft as held", default=held.default))
         )
         rows += _rows(draft, kept, "draft")
     return rows

@@ -68,7 +68,8 @@ def check_bundle(path: str | Path, *, salvage: bool = False, max_bytes: int = se
     report = CheckReport(path=str(folder), state_before=before, state_after=before)
     if lost:
         report.missing.append("manifest: scenario, device and environment of the run")
-    if salvage and before != "sealed" and (before in ("open", "unknown") or spools(folder)):
+    unfinished = before == "salvaged" and manifest is not None and not manifest.rows.get("tensors")
+    if salvage and before != "sealed" and (before in ("open", "unknown") or unfinished or spools(folder)):
         manifest = salvage_bundle(folder, manifest)
         report.state_after = manifest.state
     elif lost:

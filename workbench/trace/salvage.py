@@ -1,4 +1,7 @@
-"""Make a bundle readable whose writer died: seal what its spools still give, and record the cut."""
+"""Make a bundle readable whose writer died: seal what its spools still give, and record the cut.
+
+The byte model is written last, so a cut run lacks it; it is arithmetic over the recorded steps, and done again here.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,6 +67,7 @@ def _salvage(folder: Path, manifest: Manifest | None) -> Manifest:
         if damaged.exists() or damaged.is_symlink():
             damaged.rename(folder / f"{MANIFEST}.damaged")
         manifest = Manifest(created="", notes=["the manifest was lost"], variants=_variants(folder, sealed))
+    manifest = restore_byte_model(folder, manifest, sealed)
     state: State = "failed" if manifest.state == "failed" else "salvaged"
     rows = {name: record.rows for name, record in sorted(sealed.items())}
     manifest = msgspec.structs.replace(manifest, state=state, rows=rows, tables=sealed)
@@ -73,6 +77,27 @@ def _salvage(folder: Path, manifest: Manifest | None) -> Manifest:
     if (folder / SPOOL).is_dir() and not any((folder / SPOOL).iterdir()):
         (folder / SPOOL).rmdir()
     return manifest
+
+
+def restore_byte_model(folder: Path, manifest: Manifest, sealed: dict[str, TableRecord]) -> Manifest:
+    """Compute table ``tensors`` anew for variants that lack it, add it to ``sealed``, and return the manifest with a
+    note on what was computed and what could not be."""
+    from workbench.decode.restored_rows import restored_rows
+
+    if "steps" not in sealed:
+        return manifest
+    kept = empty("tensors")
+    if "tensors" in sealed:
+        kept = pa.Table.from_batches(
+            seal.read_batches(folder / f"tensors{seal.SUFFIX}", "tensors"), schema_of("tensors")
+        )
+    steps = pa.Table.from_batches(seal.read_batches(folder / f"steps{seal.SUFFIX}", "steps"), schema_of("steps"))
+    rows, notes = restored_rows(manifest, steps, frozenset(kept["variant"].to_pylist()))
+    if rows:
+        batches = [*kept.to_batches(), from_rows("tensors", rows)]
+        sealed["tensors"] = seal.seal_table(folder, "tensors", batches)
+    added = [note for note in notes if note not in manifest.notes]
+    return msgspec.structs.replace(manifest, notes=[*manifest.notes, *added])
 
 
 def _salvage_table(folder: Path, name: str, sealed: dict[str, TableRecord], cuts: list[dict[str, object]]) -> None:

@@ -10,7 +10,7 @@ from workbench.decode.precision import Policy, TensorClass, load_policy
 from workbench.decode.presets import load_preset
 from workbench.decode.rank import rank_slice
 from workbench.decode.rungs.faults import check_faults
-from workbench.decode.rungs.plan import MAX_WIDTH, PLANS
+from workbench.decode.rungs.plan import MAX_WIDTH, PLANS, stays_packed
 from workbench.decode.spec import GQA, MLA, ModelSpec
 from workbench.decode.tensors import target_weights
 from workbench.errors import InputError, UnfitError
@@ -50,11 +50,6 @@ def variant_spec(variant: Variant) -> ModelSpec:
 def load_shape(variant: Variant) -> ModelSpec:
     """Return the whole model that ``variant`` names."""
     return load_preset(str(variant.shape_path or variant.model.preset))
-
-
-def stays_packed(variant: Variant) -> bool:
-    """Whether routed experts stay in their stored format: on packed rungs, and where only chosen ones are expanded."""
-    return PLANS[variant.engine.rung].packed or variant.precision.expand == "step"
 
 
 def resolve_device(name: str, where: str) -> torch.device:

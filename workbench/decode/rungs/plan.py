@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from workbench.decode.precision import Policy, TensorClass
-from workbench.scenario import Rung
+from workbench.scenario import Rung, Variant
 
 DenseForm = Literal["bf16", "fp8-naive", "fp8-fused", "fp8-pq"]
 
@@ -89,3 +89,8 @@ PLANS: Mapping[Rung, RungPlan] = MappingProxyType(
     }
 )
 """The ladder, from the slowest rung to the fastest."""
+
+
+def stays_packed(variant: Variant) -> bool:
+    """Whether routed experts stay in their stored format: on packed rungs, and where only chosen ones are expanded."""
+    return PLANS[variant.engine.rung].packed or variant.precision.expand == "step"
