@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding, ranked
+from workbench.diagnose.findings.between_graphs import kernels_between_graphs
 from workbench.diagnose.findings.byte_losses import expanded_weights, over_fetch, replicated_weights
 from workbench.diagnose.findings.conditions import (
     clock_throttled,
@@ -17,10 +18,14 @@ from workbench.diagnose.findings.conditions import (
 )
 from workbench.diagnose.findings.cpu_host import context_cost, host_stall
 from workbench.diagnose.findings.device_losses import device_losses
+from workbench.diagnose.findings.engine_claims import engine_bandwidth, expanded_by_bytes, graph_off
 from workbench.diagnose.findings.graphs import graph_break
 from workbench.diagnose.findings.host_waits import cpu_sync, host_bound
+from workbench.diagnose.findings.kv_over_read import kv_over_read
 from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
+from workbench.diagnose.findings.skinny_gemm import skinny_gemm
 from workbench.diagnose.findings.speculation import DETECTORS as SPECULATION
+from workbench.diagnose.findings.traced_graphs import trace_inflation
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict
 
@@ -43,6 +48,13 @@ DETECTORS: tuple[Detector, ...] = (
     replicated_weights,
     unfused_sampling,
     verify_time,
+    trace_inflation,
+    kernels_between_graphs,
+    skinny_gemm,
+    kv_over_read,
+    engine_bandwidth,
+    graph_off,
+    expanded_by_bytes,
     *SPECULATION,
 )
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Confidence, Evidence, Finding
 from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
+from workbench.diagnose.findings.traced_graphs import boundary_is_the_profilers
 from workbench.diagnose.gap_causes import GAP_CAUSES
 from workbench.diagnose.kernel_classes import short_name
 from workbench.diagnose.kernel_losses import Loss
@@ -160,7 +161,8 @@ def device_losses(facts: Facts) -> list[Finding]:
         if rule.cause == "small-kernels" and _launches(facts) < SWARM:
             continue
         total = sum(loss.ns for loss in losses)
-        if stands_out(facts, total):
+        # Launches that the profiler makes long are no loss of the engine's: ``trace_inflation`` speaks of them.
+        if stands_out(facts, total) and not (rule.cause == "replay-boundary" and boundary_is_the_profilers(facts)):
             found.append(_finding(facts, rule, losses, total))
     return found
 

@@ -4,15 +4,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.diagnose.device_split import Split
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.device_losses import gap_rows, loss_rows
-from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
-from workbench.diagnose.gap_causes import GAP_CAUSES, launches
-from workbench.diagnose.gaps import callers
+from workbench.diagnose.findings.gain import gain, ms, of_step, per_step, severity, stands_out
+from workbench.diagnose.gap_causes import GAP_CAUSES, GRAPH_LAUNCH, launches
+from workbench.diagnose.gaps import Gap, callers, explain
+from workbench.diagnose.host_chain import host_chain
+from workbench.diagnose.numbers import percent
+from workbench.diagnose.steps import Ints
 from workbench.quantity import Quantity
 
 PAGEABLE = "Pageable"
+
+BEFORE_REPLAYS = 0.5
+"""Share of the idle time that must lie before graph replays to be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +165,8 @@ def host_bound(facts: Facts) -> list[Finding]:
     ran = np.unique(found.timeline.row[found.timeline.row >= 0])
     calls = len(np.unique(launched[ran])) / max(len(found.timeline.steps), 1)
     recoverable = gain(facts, total, "estimated")
+    pace, pace_rows = _pace(found, facts)
+    replays, doing = _before_replays(facts, found, parts, worst)
     return [
         Finding(
             id="host-bound",
@@ -167,6 +176,7 @@ def host_bound(facts: Facts) -> list[Finding]:
             sentence=(
                 f"{of_step(facts, total)} the device idles before the host launches what comes next; a traced step has "
                 f"{calls:.3g} launches{f', the longest gap ends in {chr(32).join(around)}' if around else ''}."
+                f"{replays}{pace}"
             ),
             remedy="capture the step in a CUDA graph, move work between steps off the launching thread, or overlap it "
             "with the step under way",
@@ -174,6 +184,8 @@ def host_bound(facts: Facts) -> list[Finding]:
             evidence=(
                 Evidence("idle time before launches", per_step(facts, total, "estimated")),
                 Evidence("launches", Quantity(calls, "calls/step", "measured", note="as traced"), "host"),
+                *pace_rows,
+                *doing,
                 *loss_rows(facts, losses),
                 *gap_rows(facts, "host-bound"),
             ),
@@ -182,3 +194,45 @@ def host_bound(facts: Facts) -> list[Finding]:
             location=" in ".join(around),
         )
     ]
+
+
+def _pace(found: Split, facts: Facts) -> tuple[str, tuple[Evidence, ...]]:
+    """Say that kernels are not worth touching where the host's own work of a step is longer than the device's."""
+    chain = host_chain(found, facts.host, facts.syncs)
+    if chain is None or not chain.sets_the_pace:
+        return "", ()
+    text = (
+        f" The host itself works {ms(chain.host_ns)} a step and the device {ms(chain.device_ns)}: faster kernels will "
+        f"give nothing until the host takes less than {ms(chain.device_ns)}."
+    )
+    return text, (
+        Evidence("the host's own work", Quantity(chain.host_ns / 1e6, "ms/step", "measured", note="as traced"), "host"),
+        Evidence(
+            "the device busy", Quantity(chain.device_ns / 1e6, "ms/step", "measured", note="as traced"), "kernels"
+        ),
+    )
+
+
+def _before_replays(facts: Facts, found: Split, parts: Ints, worst: int) -> tuple[str, tuple[Evidence, ...]]:
+    """Say how much of the idle time ends in graph replays, and what the host does in the longest such gap."""
+    names, texts = facts.host.codes("name")
+    replay = np.array([bool(GRAPH_LAUNCH.fullmatch(text)) for text in texts] + [False], bool)[names]
+    call = found.gaps.launch
+    before = (call >= 0) & replay[call] & ~found.gaps.inside
+    share = float(parts[before].sum()) / max(float(parts.sum()), 1.0)
+    if share < BEFORE_REPLAYS:
+        return "", ()
+    worst = int(np.where(before, parts, -1).argmax())
+    piece = int(found.gaps.piece[worst])
+    gap = Gap(found.timeline.device, int(found.timeline.gap_start[piece]), int(found.timeline.gap_end[piece]))
+    cause = explain(facts.bundle, facts.variant, gap)
+    doing = f", while the host is in {cause.calls[0].short_name}" if cause.calls else ""
+    rows = tuple(
+        Evidence(
+            f"host, in the longest gap before a replay: {one.short_name}",
+            Quantity(one.ns / 1e6, "ms", "measured"),
+            "host",
+        )
+        for one in cause.calls[:3]
+    )
+    return f" {percent(share, 2)} of it lies before graph replays{doing}.", rows
