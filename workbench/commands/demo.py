@@ -3,6 +3,8 @@
 import tarfile
 from importlib.resources import files
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Annotated
 
 import typer
@@ -81,18 +83,28 @@ def unpack(source: Path, folder: Path) -> None:
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InputError(f"--out {folder}: exists and is not an empty folder", hint="choose another path")
+    made: Path | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: half a bundle would be taken for one the next time.
+        made = Path(mkdtemp(prefix=".demo-", dir=folder.parent))
         if source.is_dir():
             for path in sorted(source.iterdir()):
                 if path.is_file():
-                    (folder / path.name).write_bytes(path.read_bytes())
+                    (made / path.name).write_bytes(path.read_bytes())
         else:
-            _unpack_archive(source, folder)
-    except (OSError, tarfile.TarError) as error:
+            _unpack_archive(source, made)
+        made.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        made.rename(folder)
+    except (OSError, EOFError, tarfile.TarError) as error:
         raise InputError(
             f"{folder}: cannot unpack {source.name} ({printable(error)})", hint="choose another"
         ) from error
+    finally:
+        if made is not None and made.exists():
+            rmtree(made)
 
 
 def _unpack_archive(source: Path, folder: Path) -> None:
