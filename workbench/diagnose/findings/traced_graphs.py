@@ -12,8 +12,8 @@ from workbench.diagnose.intervals import union_within
 from workbench.diagnose.numbers import percent
 from workbench.quantity import Quantity
 
-LAUNCH_SHARE = 0.02
-"""Share of the step that launches of traced graphs take on the host from which times are not to be trusted."""
+WAIT_SHARE = 0.02
+"""Share of the step in which the device waits for launches of traced graphs from which times are not to be trusted."""
 
 STRETCH = 1.1
 """How many times the clean step a traced one has to be for that."""
@@ -92,7 +92,7 @@ def trace_inflation(facts: Facts) -> list[Finding]:
         None,
     )
     stretch = traced / clean.clean_step_ns if clean else 0.0
-    doubtful = stretch >= STRETCH if clean else seen.launch_ns >= LAUNCH_SHARE * traced
+    doubtful = stretch >= STRETCH if clean else seen.waiting_ns >= WAIT_SHARE * traced
     known = (
         f" A step without the profiler takes {ms(clean.clean_step_ns)}: traced ones are {stretch:.2f} times as long."
         if clean
