@@ -30,7 +30,7 @@ class TopFinding:
 def top_findings(diagnosis: Diagnosis, variant: VariantSummary) -> tuple[TopFinding, ...]:
     """Return the findings of ``variant`` that would give most back."""
     place = diagnosis.variants.index(variant)
-    found = []
+    found: list[TopFinding] = []
     for number, one in enumerate(variant.findings):
         if one.recoverable is not None and one.recoverable.value > 0 and len(found) < TOP:
             gain, tag = gain_text(one.recoverable), one.recoverable.tag

@@ -217,7 +217,7 @@ def write_device_bundle(path: Path, names: tuple[str, str], kernels: tuple[str, 
         for table, rows in made.items():
             writer.append(table, rows)
         for name in names:
-            writer.append("tensors", [row | {"read_bytes": 1_000_000_000} for row in _tensors(name)])
+            writer.append("tensors", [row | {"read_bytes": 300_000_000} for row in _tensors(name)])
         roof = {"device": "cuda", "name": "read-stream", "bytes_per_s": 4_500_000_000_000, "tag": "measured"}
         writer.append("roofs", [roof | {"note": text or "streamed on an NVIDIA H200"}])
     return Bundle.open(path)
@@ -311,3 +311,9 @@ def device_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def hostile_device_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     path = tmp_path_factory.mktemp("hostile-device") / "bundle"
     return write_device_bundle(path, HOSTILE[1:3], (HOSTILE[0] + "gemm", *HOSTILE[1:3]), HOSTILE[0])
+
+
+@pytest.fixture(scope="session")
+def make_device_bundle() -> Callable[..., Bundle]:
+    """``make_device_bundle(path, names, kernels, text)``: write a run on an H200."""
+    return write_device_bundle

@@ -100,9 +100,8 @@ def bring(moments: Ints, own: Ints, other: Ints) -> Ints:
     at, first = np.unique(own, return_index=True)
     goal = (other - other[0])[first].astype(np.float64)
     goal[-1] = float(other[-1] - other[0])
-    return np.rint(np.interp((moments - at[0]).astype(np.float64), (at - at[0]).astype(np.float64), goal)).astype(
-        np.int64
-    )
+    brought = np.interp((moments - at[0]).astype(np.float64), (at - at[0]).astype(np.float64), goal)
+    return np.asarray(np.rint(brought), np.int64)
 
 
 def median_step(steps: Steps) -> int:
@@ -158,10 +157,10 @@ def sampled_anchors(facts: Facts, start: int, end: int) -> Ints:
         rows = np.flatnonzero(inside & (counters.ints("end_ns") > counters.ints("start_ns")))
         values = counters.floats("value")[rows]
         if len(rows) and np.isfinite(values).all() and values.max() > 0:
-            spans = (np.clip(counters.ints(name)[rows], start, end) for name in ("start_ns", "end_ns"))
+            begin, stop = (np.clip(counters.ints(name)[rows], start, end) for name in ("start_ns", "end_ns"))
             # Bytes add up over a sample, a share holds for all of it.
             length = np.maximum(counters.duration[rows], 1)
-            return anchors(start, end, worked(*spans, values if match is ACTIVE else values / length))
+            return anchors(start, end, worked(begin, stop, values if match is ACTIVE else values / length))
     return anchors(start, end, None)
 
 
