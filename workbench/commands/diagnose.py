@@ -21,11 +21,16 @@ def diagnose(
 ) -> None:
     """Print where the step time goes, and the findings: what each loss is worth and what to try.
 
-    Works on bundles of runs and of ingested traces; ends with 4 where the trace allows no such statement.
+    Works on bundles of runs and of ingested traces; ends with 4 where the trace allows no such statement. Of files
+    without a time line (logs, benchmarks, profiles of single kernels) it prints the findings that need none.
     """
+    from workbench.diagnose.source_summary import has_time_line
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        if not has_time_line(opened):
+            _print_sources(opened, as_json=as_json)
+            return
         found = _facts(opened, variant)
         if as_json:
             print_json(_json(opened, found))
@@ -35,6 +40,21 @@ def diagnose(
                 print_line()
             _print_variant(facts)
         _print_ladder(found)
+
+
+def _print_sources(bundle: "Bundle", *, as_json: bool) -> None:
+    """Print the findings that need no steps, and that there is no step time to split."""
+    from workbench.diagnose.source_summary import summarise
+    from workbench.reports.diagnosis_text import finding_lines
+
+    found = summarise(bundle)
+    if as_json:
+        print_json({"bundle": str(bundle.path)} | found.to_json())
+        return
+    print_line(f"no step time to split: {found.verdict.checks[0].message}")
+    print_line()
+    for line in finding_lines(found.findings):
+        print_line(line)
 
 
 def _facts(bundle: "Bundle", variant: str) -> "list[Facts]":

@@ -31,6 +31,17 @@ def show(bundle: BundlePath, as_json: Json = False) -> None:
 
 def _show_trace(bundle: "Bundle", *, as_json: bool) -> None:
     """Print what can be said of an ingested trace: it has no steps without instruments."""
+    from workbench.diagnose.source_summary import has_time_line, summarise
+
+    if not has_time_line(bundle):
+        from workbench.commands.source_view import print_sources
+
+        found = summarise(bundle)
+        if as_json:
+            print_json({"bundle": str(bundle.path)} | found.to_json())
+        else:
+            print_sources(bundle, found)
+        return
     from workbench.commands.trace_view import print_overview
     from workbench.diagnose.overview import overview
     from workbench.reports.summary_json import trace_json

@@ -55,16 +55,13 @@ def _print_kernels(found: "SourceSummary") -> None:
 
 
 def _print_counters(found: "SourceSummary") -> None:
-    from workbench.diagnose.numbers import significant
-
     rows = [
         (
             one.name,
-            significant(one.median.value),
-            one.median.unit,
+            *_number(one.median.value, one.median.unit),
             str(one.samples),
-            significant(one.least),
-            significant(one.most),
+            _number(one.least, one.median.unit)[0],
+            _number(one.most, one.median.unit)[0],
             one.median.tag,
         )
         for one in found.counters[:ROWS]
@@ -84,6 +81,15 @@ def _print_limits(bundle: "Bundle") -> None:
     for row in bundle.table("losses").to_pylist():
         if row["severity"] != "info":
             print_line(f"  lost: {row['count']} {row['kind']}: {row['detail']}")
+
+
+def _number(value: float, unit: str) -> tuple[str, str]:
+    """Return a counter's value and its unit, large ones with a prefix."""
+    from workbench.diagnose.numbers import significant
+
+    if unit in ("B/s", "FLOP/s", "B") and abs(value) >= 1e9:
+        return significant(value / 1e9), f"G{unit}"
+    return significant(value), unit
 
 
 def _text(value: "Quantity | None", factor: float = 1.0) -> str:

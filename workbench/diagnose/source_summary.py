@@ -107,6 +107,14 @@ FROM kernels LEFT JOIN value USING (start_ns, end_ns, device) GROUP BY kernels.n
 """
 
 
+def has_time_line(bundle: Bundle) -> bool:
+    """Return whether kernels or steps of ``bundle`` have a place in time; without, ``summarise`` says what there is."""
+    source = bundle.manifest.source
+    if source in ("ncu", "log", "benchmark"):
+        return False
+    return source != "proton" or bundle.rows("kernels") > 0
+
+
 def summarise(bundle: Bundle) -> SourceSummary:
     """Return the summary of ``bundle``."""
     judged = verdict(bundle)
