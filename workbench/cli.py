@@ -25,6 +25,7 @@ from workbench.commands.report import report
 from workbench.commands.run import run
 from workbench.commands.serve import serve
 from workbench.commands.show import show
+from workbench.commands.thin import thin
 from workbench.commands.whatif import whatif
 from workbench.errors import ExitCode, WorkbenchError
 from workbench.terminal import printable
@@ -42,6 +43,7 @@ VERBS: tuple[Callable[..., None], ...] = (
     serve,
     check,
     export,
+    thin,
     doctor,
 )
 """In the order of the help. A verb is a typed function; its docstring is its help."""
