@@ -177,10 +177,12 @@ def test_the_whole_cache_is_converted_in_each_layer(device_run: Make) -> None:
     assert "kv-over-read" not in found(device_run(once))
 
 
-def said(name: str, value: float, unit: str = "") -> list[Row]:
+def said(name: str, *values: float) -> list[Row]:
+    """Lines of a log, a second apart; one value is said three times."""
     return [
-        {"source": "log", "name": name, "device": None, "unit": unit, "value": value, "start_ns": at, "end_ns": at + 1}
-        for at in (10**9, 2 * 10**9, 3 * 10**9)
+        {"source": "log", "name": name, "device": None, "unit": "", "value": value, "start_ns": at * 10**9}
+        | {"end_ns": at * 10**9 + 1}
+        for at, value in enumerate(values if len(values) > 1 else values * 3, 1)
     ]
 
 
@@ -204,7 +206,7 @@ def test_an_estimate_beyond_the_device_needs_no_model(device_run: Make) -> None:
 
 
 def test_graphs_that_the_log_says_are_off(device_run: Make) -> None:
-    off = [row | {"value": float(at > 0)} for at, row in enumerate(said("cuda_graph", 1.0))]
+    off = said("cuda_graph", 0.0, 1.0, 1.0)
     one = found(device_run(graph(), **TRACED, tables={"counters": off}))["graph-off"]
     assert "33" in one.sentence
     assert "graph-off" not in found(device_run(graph(), **TRACED, tables={"counters": said("cuda_graph", 1.0)}))
@@ -236,3 +238,45 @@ def test_bytes_say_that_weights_were_expanded(device_run: Make) -> None:
     assert one.location == "experts"
     assert "expanded-weights" not in found(measured(device_run, 3.7e8, tensors))
     assert "expanded-weights" not in found(measured(device_run, 7e8, tensors))
+
+
+def logged(bundle_of: Make, *rows: list[Row]) -> dict[str, Finding]:
+    return found(bundle_of({"counters": [row for series in rows for row in series]}, source="log"))
+
+
+WORKING = said("accept_rate_at_1", 0.8), said("accept_rate_at_2", 0.5), said("accept_length", 2.5)
+
+
+@pytest.mark.parametrize(
+    ("id_", "rows"),
+    [
+        ("acceptance-wiring", (said("accept_rate_at_1", 0.0), said("accept_length", 1.0))),
+        ("acceptance-wiring", (said("accept_rate", 0.01), said("accept_length", 1.05))),
+        ("acceptance-block-mask", (said("accept_rate_at_1", 0.34), said("accept_rate_at_2", 0.0), WORKING[2])),
+        ("acceptance-degenerate", (said("accept_rate", 1.0), said("accept_length", 8.0))),
+        (
+            "acceptance-padding",
+            (said("cuda_graph", 1, 1, 1, 0, 0, 0), said("accept_length", 1.6, 1.7, 1.6, 3.6, 3.7, 3.5)),
+        ),
+        (
+            "acceptance-padding",
+            (said("running_requests", 1, 1, 1, 4, 4, 4), said("accept_length", 3.6, 3.7, 3.6, 2.0, 2.1, 2.2)),
+        ),
+    ],
+)
+def test_acceptance_of_a_log(make_bundle: Make, id_: str, rows: tuple[list[Row], ...]) -> None:
+    assert id_ in logged(make_bundle, *rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        WORKING,
+        (said("accept_length", 1.0),),  # no draft rate: no speculation
+        (said("accept_rate_at_1", 0.9), said("accept_rate_at_2", 0.1), WORKING[2]),
+        (said("running_requests", 1, 1, 1, 4, 4, 4), said("accept_length", 3.6, 3.0, 3.6, 2.9, 3.1, 3.2)),
+        (said("generation_throughput", 5.0),),
+    ],
+)
+def test_acceptance_that_is_as_it_should_be(make_bundle: Make, rows: tuple[list[Row], ...]) -> None:
+    assert not any(name.startswith("acceptance") for name in logged(make_bundle, *rows))

@@ -22,6 +22,7 @@ from workbench.diagnose.findings.engine_claims import engine_bandwidth, expanded
 from workbench.diagnose.findings.graphs import graph_break
 from workbench.diagnose.findings.host_waits import cpu_sync, host_bound
 from workbench.diagnose.findings.kv_over_read import kv_over_read
+from workbench.diagnose.findings.log_acceptance import log_acceptance
 from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
 from workbench.diagnose.findings.skinny_gemm import skinny_gemm
 from workbench.diagnose.findings.speculation import DETECTORS as SPECULATION
@@ -55,6 +56,7 @@ DETECTORS: tuple[Detector, ...] = (
     engine_bandwidth,
     graph_off,
     expanded_by_bytes,
+    log_acceptance,
     *SPECULATION,
 )
 
