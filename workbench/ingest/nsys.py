@@ -19,6 +19,7 @@ from workbench.ingest.kineto import HOST_CATEGORIES, KinetoTrace
 from workbench.ingest.kineto_events import MISSING
 from workbench.ingest.losses import Losses
 from workbench.ingest.nsys_metrics import Metrics, read_metrics
+from workbench.ingest.nsys_session import note_rest, session_header, start_time
 from workbench.ingest.sqlite_file import SqliteFile
 
 PROBE = "nsys"
@@ -26,18 +27,9 @@ PROBE = "nsys"
 KERNEL, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 MEMCPY, MEMSET = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 SYNC, GRAPH = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-NVTX, OVERHEAD, DIAGNOSTIC, STRINGS = "NVTX_EVENTS", "PROFILER_OVERHEAD", "DIAGNOSTIC_EVENT", "StringIds"
+NVTX, OVERHEAD, STRINGS = "NVTX_EVENTS", "PROFILER_OVERHEAD", "StringIds"
 
 _KNOWN = {KERNEL, RUNTIME, MEMCPY, MEMSET, SYNC, GRAPH, NVTX}
-_NOT_KEPT = {
-    "OSRT_API": "calls of the operating system's library",
-    "COMPOSITE_EVENTS": "samples of call stacks",
-    "SAMPLING_CALLCHAINS": "samples of call stacks",
-    "SCHED_EVENTS": "switches between threads",
-    "CUDA_GRAPH_NODE_EVENTS": "creation of graph nodes",
-    "CUDA_GPU_MEMORY_USAGE_EVENTS": "allocations",
-}
-
 DEVICE_COLUMNS = (
     "name",
     "kind",
@@ -87,7 +79,6 @@ _COPIES = {
 }
 _MEMORY = dict(enumerate(("Pageable", "Pinned", "Device", "Array", "Managed", "Device", "Managed")))
 _VERSION = re.compile(r"_v\d+$")
-_TROUBLE = re.compile(r"\b(?:dropp?(?:ed|ing)?|exceed\w*|overflow\w*|out of memory|lost|not enough)\b", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -148,9 +139,9 @@ class _Reader:
         graphs = self._read_graphs()
         self._read_host()
         self._read_syncs()
-        header = self._header()
+        header = session_header(self._file, self._strings)
         metrics = read_metrics(self._file, self._losses)
-        self._note_rest()
+        note_rest(self._file, self._losses)
         if not self._device.rows and not self._host.rows and not metrics.samples:
             raise InputError(
                 f"{self._path}: nothing to read (no CUDA activity, calls, NVTX or GPU metrics in it)",
@@ -171,7 +162,7 @@ class _Reader:
         return NsysTrace(
             trace=trace,
             metrics=metrics,
-            utc_offset_ns=self._start_time(),
+            utc_offset_ns=start_time(self._file),
             tables=frozenset(self._file.tables),
             columns=self._file.tables.get(KERNEL, frozenset()),
             whole_graphs=graphs,
@@ -322,42 +313,6 @@ class _Reader:
         outside = (values != MISSING) & ((values < 0) | (values >= 1 << 31))
         self._lose("integer-out-of-range", "integers beyond 32 bits: left out", int(outside.sum()))
         return np.where(outside, MISSING, values)
-
-    def _header(self) -> dict[str, Any]:
-        """Return devices and versions, laid out as torch.profiler's header is."""
-        fields = ("id", "name", "smCount", "memoryBandwidth", "totalMemory", "chipName", "clockRate", "computeMajor")
-        rows = self._file.values("TARGET_INFO_GPU", (*fields, "computeMinor", "maxWarpsPerSm", "busLocation"))
-        devices = [
-            {
-                "id": row["id"],
-                "name": self._strings.get(row["name"], "") if type(row["name"]) is int else row["name"],
-                "numSms": row["smCount"],
-                "memoryBandwidth": row["memoryBandwidth"],
-                "totalGlobalMem": row["totalMemory"],
-                "chipName": row["chipName"],
-                "computeMajor": row["computeMajor"],
-                "computeMinor": row["computeMinor"],
-            }
-            for row in rows
-        ]
-        header: dict[str, Any] = {"deviceProperties": devices} if devices else {}
-        for row in self._file.values("META_DATA_EXPORT", ("name", "value"))[:100]:
-            header[f"export.{str(row['name'])[:80]}"] = row["value"]
-        return header
-
-    def _start_time(self) -> int | None:
-        rows = self._file.values("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
-        found = rows[0]["utcEpochNs"] if rows else None
-        return found if type(found) is int and 0 <= found < 1 << 62 else None
-
-    def _note_rest(self) -> None:
-        for row in self._file.values(DIAGNOSTIC, ("text",)):
-            text = str(row["text"] or "")
-            if _TROUBLE.search(text):
-                self._losses.add("profiler-log", "data_loss", text[:300])
-        for name, what in _NOT_KEPT.items():
-            if name in self._file.tables:
-                self._losses.add(f"not-kept-{name.lower()}", "info", f"{what}: not kept")
 
     def _lose(self, kind: str, detail: str, count: int, severity: Any = "data_loss") -> None:
         self._losses.add(kind, severity, detail, count=count)
