@@ -33,7 +33,9 @@ def test_every_verb_and_option_exists() -> None:
         assert set(re.findall(r"--[a-z-]+", rest)) <= options, f"workbench {words}{rest}"
 
 
-@pytest.mark.parametrize("page", [path.relative_to(ROOT).as_posix() for path in (README, *ROOT.glob("docs/**/*.md"))])
+@pytest.mark.parametrize(
+    "page", [path.relative_to(ROOT).as_posix() for path in (README, *sorted(ROOT.glob("docs/**/*.md")))]
+)
 def test_links_lead_somewhere(page: str) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / page).read_text()):
         if "://" not in link:

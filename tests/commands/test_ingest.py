@@ -87,7 +87,7 @@ def test_the_report_has_no_tok_s(cli: Cli, trace: Path, tmp_path: Path) -> None:
         ("t.json", b"hello", "not a torch.profiler trace (no traceEvents in it)"),
         ("t.json", b"", "is empty"),
         ("t.json.gz", b"\x1f\x8b\x08 garbage", "not a torch.profiler trace"),
-        ("t.json", gzip.compress(b"PK"), "not a torch.profiler trace"),
+        ("t.json", gzip.compress(b"PK", mtime=0), "not a torch.profiler trace"),
         ("t.json", b'{"traceEvents": []}', "nothing to read"),
         ("t.nsys-rep", b"SQLite format 3\x00", "is an SQLite database"),
     ],
