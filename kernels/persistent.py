@@ -30,7 +30,12 @@ _ERRORS = (
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How the step is cut up; every field is a macro of the kernel (its head comment explains them)."""
+    """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
+
+    The defaults are what was measured fastest (docs/kernels-cuda.md, section 5). ``replace(plan, marks=False)`` brings
+    ordered barriers back, ``claim_head=False`` a head dealt in turn, ``hold=False`` output-projection weights as early
+    as the ring takes them.
+    """
 
     grid: int
     warps: int
@@ -44,10 +49,10 @@ class StepPlan:
     copy_bytes: int = 0
     join_parts: int = 0
     in_flight: int = 2
-    claim_head: bool = False
-    hold: bool = False
+    claim_head: bool = True
+    hold: bool = True
     evict_first: bool = True
-    marks: bool = False
+    marks: bool = True
 
     def __post_init__(self) -> None:
         if self.in_flight and not 0 < self.in_flight < self.stages:
@@ -90,8 +95,8 @@ def make_plan(
 ) -> StepPlan:
     """A plan for ``grid`` CTAs: stages of three 512-byte units a warp, as many as fit, two of them in flight.
 
-    No L2 prefetch of the next matrix (``prefetch_bytes``), no more stages in flight: both were measured slower
-    (docs/kernels-cuda.md). Raises InputError where a shape does not fit.
+    Everything else is StepPlan's default. No L2 prefetch of the next matrix (``prefetch_bytes``), no more stages in
+    flight: both were measured slower (docs/kernels-cuda.md). Raises InputError where a shape does not fit.
     """
     if grid <= 0 or warps <= 0:
         raise InputError(f"grid and warps must be positive, not {grid} and {warps}")

@@ -113,14 +113,17 @@ Variant = tuple[str, StepPlan, int]  # name, plan, context
 
 
 def plans() -> list[Variant]:
-    """What is timed, the main question first."""
+    """What is timed, the main question first: the default plan, then what each of its choices is worth."""
     base = persistent.make_plan(GPT_OSS_20B, SMS)
     return [
-        ("base", base, 512),
+        ("default", base, 512),
         ("lanes", replace(base, lanes=True), 512),
-        ("base (again)", base, 512),
+        ("ordered barriers", replace(base, marks=False), 512),
+        ("no hold", replace(base, hold=False), 512),
+        ("head dealt", replace(base, claim_head=False), 512),
+        ("none of the three", _plain(base), 512),
+        ("default (again)", base, 512),
         ("prefetch 128 KB of QKV", replace(base, prefetch_bytes=131072), 512),
-        ("prefetch all of QKV", replace(base, prefetch_bytes=229376), 512),
         ("context 2048", base, 2048),
         ("64 positions a split", replace(base, split_positions=64), 2048),
         ("4 stages", replace(base, stages=4), 512),
@@ -128,9 +131,14 @@ def plans() -> list[Variant]:
     ]
 
 
+def _plain(plan: StepPlan) -> StepPlan:
+    """``plan`` without what the fourth round brought: its base."""
+    return replace(plan, claim_head=False, hold=False, marks=False)
+
+
 def next_plans() -> list[Variant]:
-    """The next round of docs/kernels-cuda.md, predictions there."""
-    base = persistent.make_plan(GPT_OSS_20B, SMS)
+    """The fourth round of docs/kernels-cuda.md, predictions and measurements there."""
+    base = _plain(persistent.make_plan(GPT_OSS_20B, SMS))
     head = replace(base, claim_head=True)
     held = replace(head, hold=True)
     small = replace(held, copy_bytes=2048)
@@ -168,8 +176,8 @@ def next_plans() -> list[Variant]:
 
 
 def _with_warps(warps: int) -> StepPlan:
-    """The default with fewer warps and the same stages: some warps take four units of a row tile, three the others."""
-    base = persistent.make_plan(GPT_OSS_20B, SMS)
+    """The round's base with fewer warps and the same stages: some take four units of a row tile, three the others."""
+    base = _plain(persistent.make_plan(GPT_OSS_20B, SMS))
     return replace(base, warps=warps, pieces=base.pieces * base.warps // warps)
 
 
@@ -250,17 +258,16 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
 
 
 def _checked_plans(shape: StepShape, following: bool) -> list[StepPlan]:
-    """The default plan, and one with every option of the next round."""
+    """The default plan and the one without its options; of the fourth round also one with every option."""
     plan = persistent.make_plan(shape, SMS)
-    every = replace(
-        plan, copy_bytes=2048, join_parts=6, claim_head=True, in_flight=1, hold=True, evict_first=False, marks=True
-    )
+    every = replace(plan, copy_bytes=2048, join_parts=6, in_flight=1, evict_first=False)
     fewer = replace(_with_warps(12), claim_head=True, hold=True)
-    return [plan, every, *([fewer] if shape is TWO_LAYERS else [])] if following else [plan]
+    more = [every, *([fewer] if shape is TWO_LAYERS else [])] if following else []
+    return [plan, _plain(plan), *more]
 
 
 def compile_all(following: bool = False) -> int:
-    """Compile every kernel the benchmark runs (or the next round's), several at a time; needs no GPU. Returns how
+    """Compile every kernel the benchmark runs (or the fourth round's), several at a time; needs no GPU. Returns how
     many."""
     jobs: list[Callable[[], nvrtc.Cubin]] = [
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
@@ -298,7 +305,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.persistent_bench", description=__doc__)
     parser.add_argument("--seconds", type=float, default=80.0, help="stop starting jobs when this is used up")
     parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
-    parser.add_argument("--next", action="store_true", help="the next round's variants of docs/kernels-cuda.md instead")
+    parser.add_argument(
+        "--next", action="store_true", help="the fourth round's variants of docs/kernels-cuda.md instead"
+    )
     options = parser.parse_args(arguments)
     if options.compile_only:
         print(

@@ -39,7 +39,8 @@
 //   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
 //   MARKS                           1: the barriers after output projection, gate-up and down order nothing (no fence): what is read after them
 //                                   is waited for word by word. A word that is not there yet holds the mark, all bits one, which no result of
-//                                   the step is; marks are put back during attention, between the two barriers that do order
+//                                   the step is; marks are put back during attention, between the two barriers that do order ("marks" below
+//                                   says why that is enough)
 //   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
@@ -501,6 +502,30 @@ __device__ __forceinline__ void load_bias(float (&bias)[kItems], const float* so
     bias[i] = item < count * 16 ? source[item] : 0.0f;
   }
 }
+
+// --- marks ----------------------------------------------------------------------------------------------------
+//
+// Why words suffice where the barriers after output projection, gate-up and down order nothing (MARKS). Terms are those of the PTX memory
+// consistency model; an ordered barrier is grid_barrier<true>: what any thread did before it happens before what any thread does after it.
+//
+// The words: out_parts, down_parts, router_parts, inter. One life of a word is mark, value, reads, and the next mark:
+//   1. The mark is stored in attention, between two ordered barriers (after QKV, after attention).
+//   2. The value is stored once, in output projection, gate-up or down: after the barrier that follows attention, so after the mark.
+//   3. It is read in the phase after that, also after that barrier. A read therefore returns this layer's mark or this layer's value, never
+//      what an earlier layer or launch left: coherence puts those before the mark. Every word that is read is also written in every layer
+//      (a tile with a sole owner clears its second part, a CTA without rows gives the router zeros), so every wait ends.
+//   4. The last reads, of down_parts, lie in the next layer's QKV, before the ordered barrier that stands before the next mark: no mark
+//      overtakes a reader. The last layer's are read by the head, and the next launch marks after that.
+// So a launch needs nothing of the scratch it finds. Every mark, value and read is of whole aligned 32-bit words, the reads' vectors being
+// as many scalars in no order: each word is tested. Values and reads are relaxed at gpu scope, so none is torn, kept in a register or
+// served from L1, and a store is seen in the end.
+//
+// Nothing else passes an unordered barrier. qkv_parts, attention_out and partials are written and read on two sides of an ordered one, and
+// written again only after another. The counter's relaxed arrivals leave the ordered ones intact: an atomic update continues the chain in
+// which a release is observed. sh.expert and sh.weight are each CTA's own; routing, logits and the caches are read by the next launch; best is
+// ordered by its own counter.
+//
+// The barriers that order nothing still hold back who is early, so that the words are polled for a moment, not for a phase.
 
 // What another CTA waits for: never the mark, which is a NaN that arithmetic does not give.
 __device__ __forceinline__ void publish(float* place, float value) {
@@ -1037,9 +1062,9 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           }
           consumer_sync();
           if (tid == 0) {
-                    sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
+            sh.is_last = ptx::add_acq_rel(head_counters + kv, 1) == (u32)plan.splits - 1;
             if (sh.is_last) head_counters[kv] = 0;
-                  }
+          }
           consumer_sync();
           if (sh.is_last) {
             const float* all = partials + (u64)kv * kMaxSplits * kPartialFloats;

@@ -86,6 +86,16 @@ def test_a_plan_that_cannot_fit_says_so() -> None:
         persistent.make_plan(persistent_bench.GPT_OSS_20B, 132, pieces=4)
 
 
+def test_the_default_plan_is_what_was_measured_fastest() -> None:
+    """docs/kernels-cuda.md, section 5; each choice can be taken back."""
+    plan = persistent.make_plan(persistent_bench.GPT_OSS_20B, 132)
+    assert (plan.warps, plan.stages, plan.in_flight, plan.copy_bytes, plan.join_parts) == (15, 7, 2, 0, 0)
+    assert (plan.claim_head, plan.hold, plan.marks, plan.evict_first) == (True, True, True, True)
+    back = {name: plan for name, plan, _ in persistent_bench.plans()}["none of the three"]
+    assert (back.claim_head, back.hold, back.marks) == (False, False, False)
+    assert persistent.macros(persistent_bench.GPT_OSS_20B, back)["MARKS"] == 0
+
+
 def test_options_out_of_range_are_refused() -> None:
     plan = persistent.make_plan(persistent_bench.GPT_OSS_20B, 132)
     for change in ({"in_flight": plan.stages}, {"copy_bytes": 24}, {"join_parts": 9}):

@@ -20,8 +20,10 @@ def words(arguments: Sequence[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
 
 
-def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[int], capacity: int) -> None:
-    """Run the kernel on the CPU at ``positions`` and compare with float64."""
+def simulated(
+    build: Build, shape: StepShape, plan: StepPlan, positions: list[int], capacity: int
+) -> list[torch.Tensor]:
+    """Run the kernel on the CPU at ``positions``, compare with float64, return the logits."""
     library = build("persistent.cu", "decode_step.cpp", persistent.macros(shape, plan))
     assert library.shared_bytes() <= persistent.shared_bytes(shape, plan)
     generator = torch.Generator().manual_seed(1)
@@ -32,7 +34,7 @@ def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[in
     buffers.keys.normal_(generator=generator)
     buffers.values.normal_(generator=generator)
     keys, values = buffers.keys.clone(), buffers.values.clone()
-    token = 5
+    token, logits = 5, []
     for seed, position in enumerate(positions):
         buffers.state.copy_(torch.tensor([token, position], dtype=torch.int32))
         buffers.scratch.fill_(float("nan"))
@@ -51,18 +53,20 @@ def simulated(build: Build, shape: StepShape, plan: StepPlan, positions: list[in
             stamps = buffers.lanes
             assert (stamps[:, :, 2] > stamps[:, :, 0]).all()
             assert stamps[:, 1, 1].tolist() == list(range(plan.grid))  # where each CTA runs
+        logits.append(buffers.logits.clone())
+    return logits
 
 
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
-    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16, prefetch_bytes=1024)
-    plan = dataclasses.replace(plan, small_prefetch="consumers", copy_bytes=528, in_flight=0)
-    simulated(build_kernel, TINY, plan, [0, 1, 19, 21, 47], 48)
-
-
-def test_source_on_the_cpu_with_the_head_claimed_and_few_stages_in_flight(build_kernel: Build) -> None:
+    """The default plan (marks, head claimed, hold), and every one of its choices taken back: the same bits."""
     plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16)
-    plan = dataclasses.replace(plan, claim_head=True, in_flight=1, hold=True, evict_first=False, marks=True)
-    simulated(build_kernel, TINY, plan, [0, 20, 47], 48)
+    default = dataclasses.replace(plan, in_flight=1, evict_first=False)
+    back = dataclasses.replace(plan, in_flight=0, claim_head=False, hold=False, marks=False)
+    back = dataclasses.replace(back, small_prefetch="consumers", copy_bytes=528, prefetch_bytes=1024)
+    assert (default.claim_head, default.hold, default.marks) == (True, True, True)
+    positions = [0, 1, 19, 21, 47]
+    pairs = zip(*(simulated(build_kernel, TINY, each, positions, 48) for each in (default, back)), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_source_on_the_cpu_with_parts_joined_by_the_reader(build_kernel: Build) -> None:
@@ -78,12 +82,7 @@ def test_source_on_the_cpu_with_long_rows_and_wide_heads(build_kernel: Build) ->
 
 
 def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
-    plan = dataclasses.replace(
-        persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12),
-        lanes=True,
-        claim_head=True,
-        marks=True,
-    )
+    plan = persistent.make_plan(MANY, 7, warps=4, stages=3, split_positions=32, pieces=12, lanes=True)
     simulated(build_kernel, MANY, plan, [0, 65, 150], 160)
 
 

@@ -19,7 +19,7 @@ from workbench.decode.spec import GQA, ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.mxfp4_layout import restore
-from workbench.kernels.persistent import PersistentEngine
+from workbench.kernels.persistent import PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
 
 NO_SINK = -1e30
@@ -114,14 +114,19 @@ class PersistentForward:
     """The persistent kernel as a forward of one token a step. Scores have logits and experts; no hidden state leaves
     the launch, so ``hidden`` is NaN: whoever reads it is found out."""
 
-    def __init__(self, target: Target, packed: Sequence[PackedExperts], capacity: int) -> None:
-        """Raises InputError for a model the kernel does not take, UnfitError without a GPU of compute capability 9."""
+    def __init__(
+        self, target: Target, packed: Sequence[PackedExperts], capacity: int, plan: StepPlan | None = None
+    ) -> None:
+        """``plan``: how the step is cut up; the fastest measured without one (``persistent.make_plan``).
+
+        Raises InputError for a model the kernel does not take, UnfitError without a GPU of compute capability 9.
+        """
         spec, shape = target.spec, step_shape(target.spec)
         self.length = 0
         self._capacity = capacity
         rope = rope_table(capacity, shape.head_dim, spec.rope_theta, target.device)
         weights = step_weights(target, packed, shape)
-        self._engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, device=target.device)
+        self._engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan, device=target.device)
         self._hidden = torch.full((1, 1, spec.hidden), float("nan"), dtype=target.dtype, device=target.device)
 
     @property
