@@ -63,13 +63,16 @@ def sentence(one: VariantComparison) -> str:
     if not one.speed.significant:
         why = "the interval holds no change" if one.speed.low is not None else "one unit gives no interval"
         return f"{start}: no significant change ({why})"
-    word = "faster" if one.speed.log > 0 else "slower"
+    ratio = 1 + one.speed.change
+    word = f"{abs(100 * one.speed.change):.1f} % {'faster' if one.speed.log > 0 else 'slower'}"
+    if ratio >= 2:
+        word = f"{significant(ratio, 3)} times as fast"
     parts = []
     if abs(one.length_all) > 0.001:
         parts.append(f"accept length {percent_text(one.length_all)}")
     parts += [f"{cause.name} {percent_text(cause.log)}" for cause in main_causes(one)]
     through = f", through {', '.join(parts)}" if parts else ""
-    return f"{start}: {abs(100 * one.speed.change):.1f} % {word}{through}"
+    return f"{start}: {word}{through}"
 
 
 def main_causes(one: VariantComparison, most: int = 3) -> list[CauseChange]:

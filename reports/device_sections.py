@@ -167,7 +167,7 @@ def _step_blocks(diagnosis: Diagnosis, variant: VariantSummary, facts: Facts, ce
 
 def _step_title(picture: StepPicture) -> str:
     length = f", accept length {picture.committed}" if picture.committed >= 0 else ""
-    drafted = f" of {picture.drafted} drafts and the bonus token" if picture.drafted > 0 else ""
+    drafted = f" from {picture.drafted} drafts" if picture.drafted > 0 else ""
     return (
         f"{visible(picture.variant)}, {picture.which} {picture.run_pass} step: "
         f"{significant(picture.wall_ns / 1e6)} ms{length}{drafted}"

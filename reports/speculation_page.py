@@ -162,7 +162,11 @@ def _trade_table(views: Sequence[SpeculationView]) -> Table:
 def iso_figure(diagnosis: Diagnosis, grid: IsoGrid) -> Figure:
     """Return lines of equal tok/s over achieved bandwidth and accept length, and one point a variant."""
     low, top = grid.accept_lengths[0], grid.accept_lengths[-1]
-    fastest_rate = top * grid.roof_gb_per_s * 1e9 / grid.bytes_per_step
+    roof = grid.roof_gb_per_s
+    # Far below the roof, an axis that reached it would put every point onto its left edge.
+    most = 2.5 * max(point.gb_per_s for point in grid.points)
+    right = 1.06 * roof if most > 0.5 * roof else most
+    fastest_rate = top * min(right, roof) * 1e9 / grid.bytes_per_step
     rates = _round_rates(fastest_rate)
     data: list[dict[str, Any]] = []
     for rate in rates:
@@ -170,7 +174,7 @@ def iso_figure(diagnosis: Diagnosis, grid: IsoGrid) -> Figure:
         xs, ys = [], []
         for index in range(61):
             length = low + (top - low) * index / 60
-            if product / length <= grid.roof_gb_per_s:
+            if product / length <= min(right, roof):
                 xs.append(round(product / length, 2))
                 ys.append(round(length, 3))
         if len(xs) > 1:
@@ -204,37 +208,18 @@ def iso_figure(diagnosis: Diagnosis, grid: IsoGrid) -> Figure:
                 "%{x:,.0f} GB/s<extra></extra>",
             }
         )
-    roof = grid.roof_gb_per_s
-    layout = {
+    layout: dict[str, Any] = {
         "height": 400,
         "dragmode": False,
         "hovermode": "closest",
-        "xaxis": {"title": {"text": "bytes of a step over its time (GB/s)"}, "range": [0, 1.06 * roof]},
+        "xaxis": {"title": {"text": "bytes of a step over its time (GB/s)"}, "range": [0, right]},
         "yaxis": {"title": {"text": "accept length (tokens/step)"}, "range": [0.8, top + 0.2]},
-        "shapes": [
-            {
-                "type": "line",
-                "x0": roof,
-                "x1": roof,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"width": 2, "color": "#7d828c"},
-            }
-        ],
-        "annotations": [
-            {
-                "x": roof,
-                "y": 1,
-                "yref": "paper",
-                "text": figure_text("measured roof"),
-                "showarrow": False,
-                "xanchor": "right",
-                "yanchor": "top",
-                "font": {"size": 11},
-            }
-        ],
     }
+    if right > roof:
+        line = {"type": "line", "x0": roof, "x1": roof, "y0": 0, "y1": 1, "yref": "paper"}
+        layout["shapes"] = [line | {"line": {"width": 2, "color": "#7d828c"}}]
+        note = {"x": roof, "y": 1, "yref": "paper", "text": figure_text("measured roof"), "showarrow": False}
+        layout["annotations"] = [note | {"xanchor": "right", "yanchor": "top", "font": {"size": 11}}]
     return {"data": data, "layout": layout}
 
 

@@ -73,6 +73,7 @@ def step_figure(picture: StepPicture, roof_gb_per_s: float | None = None, *, cel
             "position": 0,
             "automargin": False,
             "nticks": 6,
+            "tickformat": ",d",
         },
         "annotations": [],
     }

@@ -2,6 +2,8 @@ import re
 
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.reports.markdown import render_markdown
+from workbench.reports.summary_json import summary_json
+from workbench.terminal import json_text
 from workbench.trace.bundle import Bundle
 
 
@@ -23,4 +25,23 @@ def test_names_cannot_add_markup(hostile_bundle: Bundle) -> None:
     assert "\u202e" not in text
     assert len(text) < 20_000
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table_lines(text)}
-    assert columns == {10, 5}
+    assert columns == {10, 6, 5}
+
+
+def test_break_even_ladder_and_findings_are_there(made_bundle: Bundle, device_bundle: Bundle) -> None:
+    assert "## Break-even of speculation" in render_markdown(made_bundle, diagnose(made_bundle))
+    text = render_markdown(device_bundle, diagnose(device_bundle))
+    assert re.search(r"In the way:\n\n- \*\*.+\*\*, \+[\d,.]+ tok/s", text)
+    assert "| splitk | persistent |" in text
+    assert re.search(r"### persistent\n\n- \*\*.+ Try: ", text)
+
+
+def test_json_carries_them_too(device_bundle: Bundle, made_bundle: Bundle) -> None:
+    found = summary_json(device_bundle, diagnose(device_bundle))
+    assert found["diagnosis"]["ladder"][0]["higher"] == "persistent"
+    assert found["diagnosis"]["variants"]["splitk"]["findings"]
+    assert found["verdict"]["severity"] in ("info", "warning", "error")
+    made = summary_json(made_bundle, diagnose(made_bundle))
+    assert made["break_even"]["mtp"]["baseline"] == "plain"
+    assert made["speculation"]["mtp"]["best_depth"] >= 0
+    json_text(made)
