@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from workbench.diagnose.facts import Facts
 from workbench.errors import InputError
 from workbench.ingest.bundle import ingest_files
 from workbench.ingest.nsys import read_nsys
@@ -177,6 +178,16 @@ def test_damage_gets_one_line(tmp_path: Path, content: bytes, line: str) -> None
         read_nsys(path)
 
 
+def test_a_schema_that_is_no_text_gets_one_line(tmp_path: Path) -> None:
+    """SQLite's own error then quotes bytes that are no UTF-8."""
+    path = tmp_path / "x.sqlite"
+    path.write_bytes(
+        EXPORT.read_bytes().replace(b"CREATE TABLE NVTX_EVENTS (start", b"CREATE TAB\xa7\xff NVTX_EVENTS (start")
+    )
+    with pytest.raises(InputError, match="cannot be read"):
+        read_nsys(path)
+
+
 def test_another_tools_database_gets_one_line(tmp_path: Path) -> None:
     path = tmp_path / "cookies.db"
     file = sqlite3.connect(path)
@@ -196,3 +207,11 @@ def test_an_export_without_cuda_gets_one_line(tmp_path: Path) -> None:
     file.close()
     with pytest.raises(InputError, match="nothing to read"):
         read_nsys(path)
+
+
+def test_sampled_reads_count_as_bytes_of_a_step(tmp_path: Path) -> None:
+    """60 % of 4.8 TB/s for about 0.6 ms of each step of 1 ms."""
+    ingest_files([EXPORT], tmp_path / "b")
+    with Bundle.open(tmp_path / "b") as bundle:
+        read = Facts(bundle, "trace").step_counters.read_bytes
+    assert read == pytest.approx(0.6 * 4.8e12 * 0.62e-3, rel=0.1)

@@ -70,7 +70,7 @@ def read_metrics(file: SqliteFile, losses: Losses) -> Metrics:
             names[(row["typeId"] if type(row["typeId"]) is int else 0, row["metricId"])] = row["metricName"][:400]
     parts: dict[tuple[int, int], list[tuple[Ints, Ints]]] = {}
     wrong = 0
-    for block in file.rows(SAMPLES, ("timestamp", "typeId", "metricId", "value"), order="timestamp"):
+    for block in file.rows(SAMPLES, ("timestamp", "typeId", "metricId", "value")):
         good = [row for row in block if all(type(one) is int for one in row)]
         wrong += len(block) - len(good)
         if not good:
@@ -84,6 +84,8 @@ def read_metrics(file: SqliteFile, losses: Losses) -> Metrics:
     for (kind, metric), pieces in parts.items():
         times = np.concatenate([times for times, _ in pieces])
         values = np.concatenate([values for _, values in pieces])
+        order = np.argsort(times, kind="stable")
+        times, values = times[order], values[order]
         ordered = np.concatenate(([True], np.diff(times) > 0))
         name = names.get((kind, metric)) or names.get((0, metric)) or f"metric {metric}"
         found.series.append(Series(name, kind & 0xFF, times[ordered], values[ordered]))

@@ -18,6 +18,9 @@ ROWS_AT_ONCE = 1 << 16
 MAX_TEXT_BYTES = 1 << 22
 """Longest text or blob; SQLite gives an error beyond."""
 
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""What Python's module raises on damage: its own message may quote bytes of the file that are no text."""
+
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -58,17 +61,16 @@ class SqliteFile:
             listed = self._connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'").fetchall()
             plain = [str(name) for name, sql in listed if sql and not str(sql).upper().startswith("CREATE VIRTUAL")]
             self.tables = {name: self._columns(name) for name in plain}
-        except sqlite3.Error as error:
-            raise InputError(
-                f"{path}: is an SQLite database that cannot be read ({error})", hint="export again"
-            ) from None
+        except _UNREADABLE as error:
+            what = f"is an SQLite database that cannot be read ({_reason(error)})"
+            raise InputError(f"{path}: {what}", hint="export again") from None
         self._check_length()
 
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
 
-    def rows(self, name: str, columns: Sequence[str], *, order: str = "") -> Iterator[list[tuple[Any, ...]]]:
+    def rows(self, name: str, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
         """Yield rows of table ``name`` in blocks: ``columns`` in this order, None for those that it does not have.
 
         A table that is damaged gives what comes before the damage, and a row in ``losses``.
@@ -78,16 +80,14 @@ class SqliteFile:
             return
         chosen = ", ".join(_quoted(column) if column in have else "NULL" for column in columns)
         sql = f"SELECT {chosen} FROM {_quoted(name)}"  # noqa: S608 names are of this file, quoted
-        if order in have:
-            sql += f" ORDER BY {_quoted(order)}"
         read = 0
         try:
             cursor = self._connection.execute(sql)
             while block := cursor.fetchmany(ROWS_AT_ONCE):
                 read += len(block)
                 yield block
-        except (sqlite3.Error, OverflowError) as error:
-            self._losses.add("table-damaged", "error", f"{name}: unreadable after {read} rows ({error})")
+        except _UNREADABLE as error:
+            self._losses.add("table-damaged", "error", f"{name}: unreadable after {read} rows ({_reason(error)})")
 
     def values(self, name: str, columns: Sequence[str]) -> list[dict[str, Any]]:
         """Return a small table as rows by column."""
@@ -108,6 +108,10 @@ class SqliteFile:
         counted = pages and header[24:28] == header[92:96]
         if counted and (missing := pages * page - self._path.stat().st_size) > 0:
             self._losses.add("truncated", "data_loss", f"the file ends {missing} bytes before its database does")
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if isinstance(error, sqlite3.Error) and str(error) else "damaged text"
 
 
 def _quoted(name: str) -> str:
