@@ -13,19 +13,27 @@ from workbench.kernels import nvrtc
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def build_kernel(tmp_path: Path) -> Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]:
-    """(kernel source, driver, macros) to a loaded library; skips where there is no compiler."""
+@pytest.fixture(scope="session")
+def build_kernel(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]:
+    """(kernel source, driver, macros) to a loaded library, each built once; skips where there is no compiler."""
     if shutil.which("g++") is None:
         pytest.skip("no g++")
+    built: dict[tuple[object, ...], ctypes.CDLL] = {}
 
     def build(source: str, driver: str, macros: Mapping[str, nvrtc.Macro]) -> ctypes.CDLL:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
+        key = (source, driver, *sorted(macros.items()))
+        if key not in built:
+            built[key] = compiled(source, driver, macros)
+        return built[key]
+
+    def compiled(source: str, driver: str, macros: Mapping[str, nvrtc.Macro]) -> ctypes.CDLL:
+        folder = tmp_path_factory.mktemp("simt")
         for path in (nvrtc.SOURCES / source, nvrtc.SOURCES / "mxfp4.cuh", HERE / "ptx.cuh", HERE / driver):
             shutil.copy(path, folder)
         flags = [f"-D{name}={f'{v!r}f' if isinstance(v, float) else v}" for name, v in macros.items()]
-        command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *flags, driver, "-o", "kernel.so"]
+        command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", *flags, driver, "-o", "kernel.so"]
         subprocess.run(command, cwd=folder, check=True)
         return ctypes.CDLL(str(folder / "kernel.so"))
 

@@ -15,6 +15,10 @@ TINY = persistent_bench.TINY
 WIDE = StepShape(2, 704, 6, 2, 128, 12, 3, 640, 272, (0, 20))  # rows longer than a stage, head_dim 128, group 3
 MANY = StepShape(1, 192, 8, 8, 64, 36, 4, 128, 2000, (0,))  # more than 32 experts, several sums of the head
 
+SMALL = dataclasses.replace(
+    persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16), in_flight=1, evict_first=False
+)
+
 
 def words(arguments: Sequence[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
@@ -59,13 +63,11 @@ def simulated(
 
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     """The default plan (marks, head claimed, hold), and every one of its choices taken back: the same bits."""
-    plan = persistent.make_plan(TINY, 3, warps=3, stages=4, split_positions=16)
-    default = dataclasses.replace(plan, in_flight=1, evict_first=False)
-    back = dataclasses.replace(plan, in_flight=0, claim_head=False, hold=False, marks=False)
+    back = dataclasses.replace(SMALL, in_flight=0, claim_head=False, hold=False, marks=False)
     back = dataclasses.replace(back, small_prefetch="consumers", copy_bytes=528, prefetch_bytes=1024)
-    assert (default.claim_head, default.hold, default.marks) == (True, True, True)
+    assert (SMALL.claim_head, SMALL.hold, SMALL.marks) == (True, True, True)
     positions = [0, 1, 19, 21, 47]
-    pairs = zip(*(simulated(build_kernel, TINY, each, positions, 48) for each in (default, back)), strict=True)
+    pairs = zip(*(simulated(build_kernel, TINY, each, positions, 48) for each in (SMALL, back)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
@@ -87,12 +89,11 @@ def test_source_on_the_cpu_with_many_experts(build_kernel: Build) -> None:
 
 
 def test_a_bad_position_is_flagged_and_nothing_runs(build_kernel: Build) -> None:
-    plan = persistent.make_plan(TINY, 3, warps=3, stages=4)
-    library = build_kernel("persistent.cu", "decode_step.cpp", persistent.macros(TINY, plan))
+    library = build_kernel("persistent.cu", "decode_step.cpp", persistent.macros(TINY, SMALL))
     weights = persistent_reference.pack_model(
         TINY, persistent_reference.random_model(TINY, torch.Generator().manual_seed(0))
     )
-    buffers = persistent.make_buffers(TINY, plan, 16, rope_table(16, 64, 10000.0), torch.device("cpu"))
+    buffers = persistent.make_buffers(TINY, SMALL, 16, rope_table(16, 64, 10000.0), torch.device("cpu"))
     for state, flag in (([5, 16], 2), ([272, 3], 4)):
         buffers.state.copy_(torch.tensor(state, dtype=torch.int32))
         buffers.sync.zero_()
