@@ -4,7 +4,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # Processes that run the tests; `make test JOBS=0` for one, as under a debugger.
 JOBS ?= auto
 
-.PHONY: run test lint format picture screenshots wheel clean
+.PHONY: run test lint format picture screenshots pictures wheel clean
 
 run: .venv/.installed
 	.venv/bin/workbench run quickstart
@@ -37,6 +37,10 @@ screenshots: .venv-test/.installed
 	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/first && \
 	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/second; }
 	.venv-test/bin/python tests/dashboards/take_screenshots.py "$(RUNS)"
+
+# The picture of one step, docs/images/six-signals.png: from the recording that `workbench demo` unpacks.
+pictures: .venv-test/.installed
+	.venv-test/bin/python tests/docs/take_pictures.py
 
 wheel: .venv-test/.installed
 	rm -rf build dist decode_workbench.egg-info
