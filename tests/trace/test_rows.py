@@ -28,7 +28,7 @@ Rows = list[dict[str, object]]
         ({"variant": b"\xff"}, "steps.variant: not string"),
         ({"experts": [1.5]}, "steps.experts: 1.5 is not list<int32>"),
         ({"experts": [1, None]}, "steps.experts: a null inside a list"),
-        ({"run_pass": "dirty"}, "steps.run_pass: 'dirty' is none of clean, traced"),
+        ({"run_pass": "dirty"}, "steps.run_pass: 'dirty' is none of clean, sampled, laned, traced"),
         ({"end_ns": 850}, None),
         ({"end_ns": 700}, "steps: forward_end_ns is after end_ns in a row"),
         ({"accept": 1}, "table 'steps' has no column 'accept'; did you mean 'accepted'?"),

@@ -220,12 +220,9 @@ def _step(
 ) -> tuple[Quantity | None, Quantity | None, Quantity | None]:
     """Return mean step (ms), tok/s and accept length. ``given``: what the user said of a server without metrics."""
     if given.get("tok_s") and not engine.get("tokens"):
-        tok_s = Quantity(float(given["tok_s"]), "tok/s", "measured", note="by the server's client, as given")
-        length = float(given.get("accept_length") or 1.0)
-        accept = Quantity(length, "tokens", "measured", note="by the server's client, as given")
-        milliseconds = length * max(1, int(given.get("batch") or 1)) / tok_s.value * 1e3
-        note = "accept length times sequences over tok/s, as given"
-        return Quantity(milliseconds, "ms", "measured", note=note), tok_s, accept
+        return _given_step(
+            float(given["tok_s"]), float(given.get("accept_length") or 1.0), int(given.get("batch") or 1)
+        )
     tokens, span = engine.get("tokens", 0.0), engine.get("tokens.span_s", 0.0)
     tok_s = (
         Quantity(tokens / span, "tok/s", "measured", note="the engine's counter") if tokens > 0 and span > 0 else None
@@ -260,6 +257,16 @@ def _step(
         note = f"period of the memory traffic, likeness {period[1]:.2f}"
         return Quantity(period[0] / 1e6, "ms", "estimated", note=note), None, accept
     return None, None, accept
+
+
+def _given_step(tok_s: float, length: float, batch: int) -> tuple[Quantity, Quantity, Quantity]:
+    by_client = "by the server's client, as given"
+    milliseconds = length * max(1, batch) / tok_s * 1e3
+    return (
+        Quantity(milliseconds, "ms", "measured", note="accept length times sequences over tok/s, as given"),
+        Quantity(tok_s, "tok/s", "measured", note=by_client),
+        Quantity(length, "tokens", "measured", note=by_client),
+    )
 
 
 def _mhz(clock: Quantity | None) -> Quantity | None:
