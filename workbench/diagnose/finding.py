@@ -46,6 +46,7 @@ class Finding:
     ``cause``: the accounting cause whose time it would give back, if one. ``recoverable``: tok/s gained if it were
     gone, with ``low`` and ``high`` (None: not known, the remedy says how to find out). ``remedy``: what to try first.
     ``location``: call site, kernel or file, where one is known. ``explains``: ids of findings that this one causes.
+    ``seen``: it rests on what is there or not (a call in every step), not on a time, so noise of times is no doubt.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Finding:
     recoverable: Quantity | None = None
     location: str = ""
     explains: tuple[str, ...] = ()
+    seen: bool = False
 
     @property
     def page(self) -> str:

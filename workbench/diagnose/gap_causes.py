@@ -25,7 +25,11 @@ GAP_CAUSES = ("launch-gap", "replay-boundary", "host-bound", "cpu-sync", "profil
 GRAPH_LAUNCH = re.compile(r"(cuda|cu|hip)GraphLaunch\w*")
 _SYNCHRONISE = re.compile(r"(cuda|cu|hip)\w*Synchronize(_\w+)?")
 _BLOCKING = re.compile(r"(cuda|hip|cu)Memcpy(?!.*Async)\w*")
+_COPIES = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero|to|_to_copy|copy_|cpu|tolist)")
+"""Operators that do nothing but copy, so all of their time is the wait's where they wait."""
+
 _READBACK = re.compile(r"DtoH|Device -> (Host|Pageable|Pinned)", re.IGNORECASE)
+_ON_DEVICE = re.compile(r"DtoD|Device -> Device|PtoP|D2D")
 BLOCKED_NS = 10_000
 """A call that copies returns sooner than this unless it waits."""
 
@@ -78,13 +82,40 @@ def waits(kernels: Columns, host: Columns, syncs: Columns, launch: Ints) -> dict
     codes, copies = kernels.codes("name")
     reads = np.array([bool(_READBACK.search(n)) for n in copies] + [False], bool)
     rows = np.union1d(rows, launch[reads[codes] & kernels.matches("kind", "memcpy") & (launch >= 0)])
-    starts, ends, threads = host.ints("start_ns")[rows], host.ints("end_ns")[rows], host.ints("thread")[rows]
+    whole = _copying(host, rows)
+    starts = np.minimum(host.ints("start_ns")[rows], host.ints("start_ns")[whole])
+    ends = np.maximum(host.ints("end_ns")[rows], host.ints("end_ns")[whole])
+    threads = host.ints("thread")[rows]
     if len(syncs):
         own = ~syncs.matches("kind", "stream_wait") & (syncs.ints("thread") >= 0)
         starts = np.concatenate([starts, syncs.ints("start_ns")[own]])
         ends = np.concatenate([ends, syncs.ints("end_ns")[own]])
         threads = np.concatenate([threads, syncs.ints("thread")[own]])
     return {int(one): (starts[threads == one], ends[threads == one]) for one in np.unique(threads)}
+
+
+def _copying(host: Columns, rows: Ints) -> Ints:
+    """Return, for each of ``rows``, the outermost operator around it that only copies; the row itself where there is
+    none."""
+    ids, parents = host.ints("host_id"), host.ints("parent_id")
+    numbers, names = host.codes("name")
+    copies = np.array([bool(_COPIES.fullmatch(name)) for name in names] + [False], bool)[numbers]
+    order = np.argsort(ids, kind="stable")
+    found = rows.copy()
+    at = rows
+    for _ in range(_NESTED):
+        place = np.minimum(np.searchsorted(ids, parents[at], sorter=order), max(len(ids) - 1, 0))
+        above = order[place]
+        outer = (parents[at] >= 0) & (ids[above] == parents[at]) & copies[above]
+        if not outer.any():
+            break
+        found = np.where(outer, above, found)
+        at = np.where(outer, above, at)
+    return found
+
+
+_NESTED = 8
+"""How many operators that copy may lie in each other: item, to, _to_copy, copy_."""
 
 
 def gap_causes(timeline: Timeline, host: Columns, syncs: Columns, *, within_steps: bool = False) -> Gaps:
@@ -114,7 +145,9 @@ def gap_causes(timeline: Timeline, host: Columns, syncs: Columns, *, within_step
         np.where(told, begins[ended_by] if len(host) else 0, 0), timeline.start[piece], timeline.end[piece]
     )
     late = np.where(told, called - timeline.start[piece], 0)
+    back = np.zeros(len(piece), bool)
     for thread, (starts, ends) in waits(kernels, host, syncs, launch).items():
+        back |= told & _within(starts, ends, begins[ended_by], host.ints("thread")[ended_by] == thread)
         mine = np.flatnonzero(told & (host.ints("thread")[ended_by] == thread) & (late > 0))
         if not len(mine):
             continue
@@ -136,13 +169,17 @@ def gap_causes(timeline: Timeline, host: Columns, syncs: Columns, *, within_step
         parts[3] = np.minimum(parts[3], late - profiler)
     parts[2] = late - parts[3] - parts[4]
     rest = length - late
-    # A copy whose own call lasts through the gap blocks the host: memory that is not pinned, or a call that waits.
-    copies = told & kernels.matches("kind", "memcpy")[after]
+    # A copy whose own call lasts through the gap blocks the host: memory that is not pinned, or a call that waits. A
+    # copy within the device blocks nobody. What is copied in order to be waited for is the wait's.
+    names, texts = kernels.codes("name")
+    to_host = np.array([not _ON_DEVICE.search(text) for text in texts] + [False], bool)[names]
+    copies = told & (kernels.matches("kind", "memcpy") & to_host)[after]
     if copies.any():
         held = np.minimum(timeline.end[piece], host.ints("end_ns")[ended_by]) - np.maximum(
             called, timeline.start[piece]
         )
         blocked = np.where(copies & (held > BLOCKED_NS), np.minimum(held, rest), 0)
+        blocked = np.where(copies & back, rest, blocked)
         parts[3] += blocked
         rest = rest - blocked
     # Launched long ago and not begun: neither the host's lateness nor the launch explains that.
@@ -152,3 +189,11 @@ def gap_causes(timeline: Timeline, host: Columns, syncs: Columns, *, within_step
     parts[0] = np.where(inside | (told & ~graphs), rest, 0)
     parts[5] = length - parts[:5].sum(axis=0)
     return Gaps(piece, parts, ended_by, inside, order_known)
+
+
+def _within(starts: Ints, ends: Ints, moments: Ints, own: Flags) -> Flags:
+    """Return which ``own`` moments lie in one of the spans."""
+    order = np.argsort(starts, kind="stable")
+    at = np.searchsorted(starts[order], moments, side="right") - 1
+    reach = np.maximum.accumulate(ends[order]) if len(ends) else ends
+    return own & (at >= 0) & (reach[np.maximum(at, 0)] > moments) if len(ends) else np.zeros(len(moments), bool)

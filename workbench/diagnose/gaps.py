@@ -166,8 +166,9 @@ def explain(bundle: Bundle, variant: str, gap: Gap) -> GapCause:
 
 
 def callers(bundle: Bundle, variant: str, host_id: int) -> tuple[str, ...]:
-    """Return the nearest operator and the nearest Python function outside torch among the callers."""
-    operator = function = ""
+    """Return the nearest operator and the nearest Python function outside torch among the callers; the nearest
+    annotation where no function was recorded."""
+    operator = function = around = ""
     for _ in range(200):
         sql = "SELECT parent_id, name, category FROM host WHERE variant = ? AND host_id = ?"
         found = bundle.query(sql, [variant, int(host_id)]).to_pylist()
@@ -176,10 +177,12 @@ def callers(bundle: Bundle, variant: str, host_id: int) -> tuple[str, ...]:
         name, category = found[0]["name"], found[0]["category"]
         if category == "op" and not operator and not function:
             operator = name
+        if category == "annotation" and not around:
+            around = name
         if category == "python" and not function and not name.startswith(("<", "torch/", "nn.Module")):
             function = name.rsplit("/", 1)[-1]
         host_id = -1 if found[0]["parent_id"] is None else found[0]["parent_id"]
-    return tuple(name for name in (operator, function) if name)
+    return tuple(name for name in (operator, function or around) if name)
 
 
 def _ms(ns: int) -> str:

@@ -5,7 +5,8 @@ In this order, for what is left of a kernel class after its share of the floor:
 1. by what it is for: collectives, copies, sampling, quantisation ahead of a product, kernels too short to stream;
 2. bytes measured beyond the byte model, over the roof (``over-fetch``);
 3. CTAs on fewer SMs than the device has (``under-fill``), an incomplete last wave (``tail``);
-4. local memory of a thread (``spill``): what is left of the class, for the binary does not tell how often it is read;
+4. local memory of a thread, or bytes written to DRAM that no copy explains (``spill``): what is left of the class, for
+   neither tells how often it is read;
 5. instruction pipes busy while memory is not, or four-bit weights without a better reason (``instruction-bound``);
 6. waits between CTAs that stamps inside the kernel show (``barrier-wait``).
 """
@@ -26,6 +27,12 @@ OVER_FETCH = 0.03
 
 LOCAL_SHARE = 0.005
 """Local memory traffic of a step, of its floor bytes, below which nothing spills that matters."""
+
+WRITTEN_SHARE = 0.05
+"""DRAM bytes that products write, of a step's floor bytes, from which they spill: a product writes activations only."""
+
+SLACK = 1.15
+"""Kernels of a class differ from their mean, and a sample that two kernels share counts for one of them."""
 
 BUSY_PIPES = 0.5
 IDLE_MEMORY = 0.6
@@ -72,13 +79,15 @@ def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evide
     losses += [Loss("floor", floor_ns, "estimated", "the kernels that stream take it")]
     shares = _floor_shares(streams, floor_ns, evidence.sms)
     left = [one.ns - share for one, share in zip(streams, shares, strict=True)]
-    # A copy reads half of what it moves: so much of the measured excess is its own.
+    written = _written_by_products(others, evidence)
+    spilling = _spilling(streams, left, evidence) if written else frozenset()
+    # A copy reads half of what it moves: so much of the measured excess is its own. What spills is read back.
     copied = sum(loss.ns for loss in losses if loss.cause == "over-fetch") // 2
-    taken, tag, note = _over_fetch(evidence, copied, sum(left))
+    taken, tag, note = _over_fetch(evidence, copied, written, sum(left))
     for one, rest, fetched in zip(streams, left, parts_that_add_up(left, taken), strict=True):
         if fetched:
             losses.append(Loss("over-fetch", fetched, tag, note, one.name, one.ids))
-        losses += _product(one, rest - fetched, evidence)
+        losses += _product(one, rest - fetched, evidence, written if one.name in spilling else 0.0)
     return [loss for loss in losses if loss.ns or loss.cause == "floor"]
 
 
@@ -131,10 +140,37 @@ def _by_kind(one: KernelClass, each: str) -> Loss | None:
     return None
 
 
-def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, Tag, str]:
+def _written_by_products(others: Sequence[KernelClass], evidence: Evidence) -> float:
+    """Return the DRAM bytes a step that only products can have written: all but what the other kernels had time for.
+
+    0 below WRITTEN_SHARE. Split-K's partial results and activations are far below it.
+    """
+    written = evidence.counters.written_bytes
+    if written is None or not evidence.floor_bytes or not evidence.steps:
+        return 0.0
+    had_time = sum(one.ns for one in others) / evidence.steps * evidence.bytes_per_s / 1e9
+    left = written - had_time
+    return left if left > WRITTEN_SHARE * evidence.floor_bytes else 0.0
+
+
+def _spilling(streams: Sequence[KernelClass], left: Sequence[int], evidence: Evidence) -> frozenset[str]:
+    """Return the products that write: those furthest beyond their floor, as many as run while bytes are written."""
+    writing = (evidence.counters.writing_ns or 0.0) * evidence.steps
+    chosen: list[str] = []
+    taken = 0
+    for one, _ in sorted(zip(streams, left, strict=True), key=lambda pair: -pair[1]):
+        if chosen and taken + one.ns > SLACK * writing:
+            continue
+        chosen.append(one.name)
+        taken += one.ns
+    return frozenset(chosen)
+
+
+def _over_fetch(evidence: Evidence, copied: int, spilled: float, most: int) -> tuple[int, Tag, str]:
     """Return how much of the products' time goes to bytes beyond the model, and what that rests on.
 
-    Measured bytes decide; without counters, what the model knows of weights held wider than stored.
+    Measured bytes decide; without counters, what the model knows of weights held wider than stored. ``spilled``: bytes
+    that products write, and so read back.
     """
     measured, tag = evidence.counters.read_bytes, "measured"
     if not evidence.floor_bytes or not evidence.bytes_per_s:
@@ -143,7 +179,7 @@ def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, Tag, s
         excess, tag, copied = evidence.expanded_bytes, "modelled", 0
         note = f"weights held wider than stored: {excess / 1e9:.3f} GB more a step"
     else:
-        excess = measured - evidence.floor_bytes
+        excess = measured - evidence.floor_bytes - spilled
         note = f"{measured / 1e9:.3f} GB read a step, the model has {evidence.floor_bytes / 1e9:.3f}"
     if excess < OVER_FETCH * evidence.floor_bytes:
         return 0, "measured", ""
@@ -151,8 +187,8 @@ def _over_fetch(evidence: Evidence, copied: int, most: int) -> tuple[int, Tag, s
     return max(0, min(ns, most)), "measured" if tag == "measured" else "modelled", note
 
 
-def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
-    """Split what is left of one streaming class."""
+def _product(one: KernelClass, rest: int, evidence: Evidence, written: float) -> list[Loss]:
+    """Split what is left of one streaming class. ``written``: DRAM bytes a step that it and others like it write."""
     losses: list[Loss] = []
 
     def take(cause: str, most: float, note: str, high: int | None = None) -> None:
@@ -172,6 +208,9 @@ def _product(one: KernelClass, rest: int, evidence: Evidence) -> list[Loss]:
     if one.spill_bytes >= SPILL_BYTES and (local is None or local > LOCAL_SHARE * evidence.floor_bytes):
         note = f"{one.spill_bytes} B of local memory a thread, {one.registers} registers; spilled, or an array"
         take("spill", rest if evidence.floor_bytes else rest / 2, note, rest)
+    elif written:
+        note = f"products write {written / 1e9:.3f} GB to DRAM a step, not results; {one.registers} registers a thread"
+        take("spill", rest, note, rest)
     share = one.tail_share()
     waves = one.waves()
     if share and waves is not None:

@@ -10,6 +10,7 @@ from workbench.diagnose.intervals import coverage, union_within
 from workbench.diagnose.steps import Ints, Steps
 
 READ_BYTES = re.compile(r"dram_read_bytes|dram__bytes_read\.sum", re.IGNORECASE)
+WRITTEN_BYTES = re.compile(r"dram_write_bytes|dram__bytes_write\.sum", re.IGNORECASE)
 READ_SECTORS = re.compile(r"dramc?__sectors(_op)?_read\.sum", re.IGNORECASE)
 LOCAL_BYTES = re.compile(r"local_(read|write)_bytes", re.IGNORECASE)
 SECTOR_BYTES = 32
@@ -21,13 +22,16 @@ SCHEDULERS = 4
 
 MIN_SAMPLES = 20
 
+WRITING = 0.1
+"""Share of the bytes moved in a sample from which the kernels in it count as writing: products only read."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCounters:
     """Counters of the pass whose steps they fall in. ``read_bytes``: DRAM bytes read a step. ``read_rate``: bytes a
     second within steps. ``issue``: 0 to 1, how busy the instruction schedulers were. ``local_bytes``: local memory read
-    and written a step. None: not measured. ``samples``: how
-    many samples of the read counter lie in steps."""
+    and written a step. ``written_bytes``: DRAM bytes written a step; ``writing_ns``: time of a step in which they are
+    WRITING of all bytes or more. None: not measured. ``samples``: how many samples of the read counter lie in steps."""
 
     read_bytes: float | None
     read_rate: float | None
@@ -35,6 +39,8 @@ class StepCounters:
     local_bytes: float | None
     samples: int
     steps: int
+    written_bytes: float | None = None
+    writing_ns: float | None = None
 
 
 def step_counters(counters: Columns, steps: Steps) -> StepCounters:
@@ -74,6 +80,7 @@ def step_counters(counters: Columns, steps: Steps) -> StepCounters:
         read, samples = rate(READ_SECTORS)
         read = read * SECTOR_BYTES if read else None
     local, _ = rate(LOCAL_BYTES)
+    written, _ = rate(WRITTEN_BYTES)
     length, part, values, listed = within(ISSUE)
     issue = float(np.average(values, weights=length * part)) if len(values) >= MIN_SAMPLES else None
     if issue is not None:
@@ -86,7 +93,26 @@ def step_counters(counters: Columns, steps: Steps) -> StepCounters:
         None if local is None else local * mean_ns / 1e9,
         samples if read else 0,
         len(steps),
+        None if written is None else written * mean_ns / 1e9,
+        None if written is None or not read else _writing_share(within(READ_BYTES), within(WRITTEN_BYTES)) * mean_ns,
     )
+
+
+Samples = tuple[Ints, Floats, Floats, list[str]]
+
+
+def _writing_share(read: Samples, written: Samples) -> float:
+    """Return the share of step time in samples of which WRITING of the bytes or more are written; 0 where the two
+    counters were not sampled together."""
+    length, part = read[:2]
+    if len(length) != len(written[0]) or not len(length):
+        return 0.0
+    moved = read[2] + written[2]
+    writes = (moved > 0) & (written[2] >= WRITING * moved)
+    # A sample that moves next to nothing says nothing of a kernel that streams.
+    writes &= moved >= WRITING * moved.max()
+    weight = length * part
+    return float(weight[writes].sum() / weight.sum()) if weight.any() else 0.0
 
 
 @dataclass(frozen=True, slots=True)

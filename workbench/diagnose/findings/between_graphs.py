@@ -5,6 +5,7 @@ import numpy as np
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
+from workbench.diagnose.findings.sampling import sampling_kernels
 from workbench.diagnose.gap_causes import GRAPH_LAUNCH, launches
 from workbench.diagnose.kernel_classes import short_name
 from workbench.diagnose.kernel_losses import SMALL_NS
@@ -31,8 +32,11 @@ def kernels_between_graphs(facts: Facts) -> list[Finding]:
     if not len(host) or not from_graph.any():
         return []
     replays = len(np.unique(launch[from_graph])) / steps
+    chosen = sampling_kernels(facts)
     tiny = (launch >= 0) & ~from_graph & (kernels.duration < SMALL_NS) & kernels.matches("kind", "kernel")
     ran = np.unique(timeline.row[timeline.row >= 0])
+    if chosen:  # a chain that chooses tokens is that finding's, not a swarm of its own
+        tiny &= ~np.isin(kernels.codes("name")[0], [kernels.codes("name")[1].index(name) for name in chosen])
     rows = ran[tiny[ran]]
     if len(rows) < SWARM * steps or replays < 0.5:
         return []

@@ -106,6 +106,8 @@ def expanded_by_bytes(facts: Facts) -> list[Finding]:
     floor, measured = facts.floor, facts.step_counters.read_bytes
     if floor is None or measured is None:
         return []
+    if facts.split and facts.split.of("spill") and facts.step_counters.written_bytes:
+        return []  # what spills is read back; weights expanded at load are written once
     packed = [
         one
         for one in facts.byte_classes

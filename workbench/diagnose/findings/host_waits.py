@@ -14,6 +14,7 @@ from workbench.diagnose.gaps import Gap, callers, explain
 from workbench.diagnose.host_chain import host_chain
 from workbench.diagnose.numbers import percent
 from workbench.diagnose.steps import Ints
+from workbench.diagnose.timeline import PHASES
 from workbench.quantity import Quantity
 
 PAGEABLE = "Pageable"
@@ -36,8 +37,12 @@ class Site:
         return self.name + (f" called by {' in '.join(self.callers)}" if self.callers else "")
 
 
-def wait_sites(facts: Facts) -> list[Site]:
-    """Return where the host waited within traced steps, the longest first; ``wait_ns`` is a step's."""
+def wait_sites(facts: Facts, *, before_launches: bool = False) -> list[Site]:
+    """Return where the host waited within traced steps, the longest first; ``wait_ns`` is a step's.
+
+    ``before_launches``: only waits after which the host still launched something of the same step's draft or forward;
+    a wait after the last of them reads the step's tokens.
+    """
     steps, syncs, host = facts.traced, facts.syncs, facts.host
     if not len(steps) or not len(syncs):
         return []
@@ -45,6 +50,9 @@ def wait_sites(facts: Facts) -> list[Site]:
     start = own.ints("start_ns")
     at = np.searchsorted(steps.start, start, side="right") - 1
     inside = (at >= 0) & (start < steps.end[np.maximum(at, 0)])
+    if before_launches:
+        last = _last_launch(facts)
+        inside &= (at >= 0) & (own.ints("end_ns") <= last[np.maximum(at, 0)])
     own = own.where(inside)
     ids = own.ints("host_id")
     if len(own) and (ids < 0).all() and len(host):
@@ -73,15 +81,42 @@ def wait_sites(facts: Facts) -> list[Site]:
     return sorted(sites, key=lambda site: -site.wait_ns)
 
 
+def _last_launch(facts: Facts) -> Ints:
+    """Return, for each traced step, when the call began that launched the last kernel of its draft and forward; the
+    start of time for steps without one."""
+    steps, kernels, host = facts.traced, facts.kernels, facts.host
+    found = np.full(len(steps), np.iinfo(np.int64).min, np.int64)
+    launch = launches(kernels, host)
+    start = kernels.ints("start_ns")
+    at = np.searchsorted(steps.start, start, side="right") - 1
+    own = np.flatnonzero((launch >= 0) & (at >= 0) & (start < steps.forward_end[np.maximum(at, 0)]))
+    # The token's own copy to the host is launched before the wait for it, and may end before the forward does.
+    back = np.array([("DtoH" in text or "Device -> Host" in text) for text in kernels.codes("name")[1]] + [False], bool)
+    own = own[~back[kernels.codes("name")[0][own]]]
+    np.maximum.at(found, at[own], host.ints("start_ns")[launch[own]])
+    return found
+
+
+EVERY_STEP = 0.9
+"""Waits a step from which the host waits in every one."""
+
+
 def cpu_sync(facts: Facts) -> list[Finding]:
-    """The device idles because the host waits for it within a step, or copies memory that is not pinned."""
+    """The device idles because the host waits for it within a step, or copies memory that is not pinned.
+
+    A wait in the middle of every step's launches is named whatever it costs today: it keeps the host from running
+    ahead. That is seen, not estimated from step times.
+    """
     if facts.split is None:
         return []
     losses = facts.split.of("cpu-sync")
     total = sum(loss.ns for loss in losses)
-    if not stands_out(facts, total):
+    amid = [] if facts.ingested else wait_sites(facts, before_launches=True)
+    regular = bool(losses) and sum(site.per_step for site in amid) >= EVERY_STEP
+    worth = stands_out(facts, total)
+    if not worth and not regular:
         return []
-    sites = wait_sites(facts)
+    sites = amid or wait_sites(facts)
     pageable = _pageable(facts)
     recoverable = gain(facts, total, "estimated")
     first = str(sites[0]) if sites else ""
@@ -91,14 +126,15 @@ def cpu_sync(facts: Facts) -> list[Finding]:
     return [
         Finding(
             id=kind,
-            severity=severity(facts, recoverable),
+            severity=severity(facts, recoverable) if worth else "note",
             variant=facts.variant,
             title=title,
             sentence=f"{of_step(facts, total)} the device idles because the host waits for it{count}{where}.",
             remedy="build inputs on the device or in pinned memory and copy without blocking"
             if pageable
             else "keep the value on the device, or read it one step later, so that the host runs ahead",
-            confidence="medium",
+            confidence="medium" if worth else "high",
+            seen=regular,
             evidence=(
                 Evidence("idle time after waits", per_step(facts, total, "estimated")),
                 *(
@@ -138,6 +174,8 @@ def _pageable(facts: Facts) -> tuple[float, Quantity, tuple[int, ...]] | None:
         return None
     # Is it the copies that the device idles for? The gaps that a copy or what follows it ends say so.
     parts = found.gaps.parts[GAP_CAUSES.index("cpu-sync")]
+    if not facts.ingested:  # in a run's last phase the host reads tokens back: a cause of its own
+        parts = np.where(found.timeline.phase[found.gaps.piece] < PHASES.index("verify"), parts, 0)
     ended = found.timeline.after[found.gaps.piece]
     beside = np.isin(ended, rows) | np.isin(found.timeline.before[found.gaps.piece], rows)
     if parts[beside].sum() < 0.5 * parts.sum():

@@ -75,6 +75,14 @@ def _on_device(facts: Facts) -> list[Finding]:
     ]
 
 
+def sampling_kernels(facts: Facts) -> frozenset[str]:
+    """Return the names of the kernels that ``unfused_sampling`` is about; none where it finds nothing."""
+    found = facts.split
+    if found is None or not _on_device(facts):
+        return frozenset()
+    return frozenset(one.name for one in found.classes if _samples(one))
+
+
 def _samples(one: KernelClass) -> bool:
     if one.phase == "verify":
         return one.kind != "host-copy"
