@@ -54,8 +54,8 @@ def test_shares_and_errors() -> None:
     report = Report(
         (
             one(1, 110.0),
-            one(3, 70.0, clean_found=("noise",)),
-            one(None, None, clean_found=("noise",)),
+            one(3, 70.0, absolute=1, false=("noise",), clean_found=("draft",)),
+            one(None, None, false=("noise",), clean_found=("draft",)),
             one(1, 300.0, "modelled"),
             Score(case, why="no GPU"),
         )
@@ -63,7 +63,9 @@ def test_shares_and_errors() -> None:
     assert (report.top(1), report.top(3)) == (0.5, 0.75)
     assert report.whatif_error("estimated") == pytest.approx(0.2)
     assert report.whatif_error("modelled") == pytest.approx(2.0)
+    assert (report.top(1, absolute=True), report.top(3, absolute=True)) == (0.25, 0.25)
     assert report.false_findings == (("faults-host", "clean", "noise"),)
+    assert report.clean_findings == (("faults-host", "clean", "draft"),)
     assert Report((Score(case, why="x"),)).top(1) is None
     data = json.loads(json.dumps(report.to_json()))
     assert (data["cases"], data["scored"], data["top_1"]) == (5, 4, 0.5)

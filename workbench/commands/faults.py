@@ -116,7 +116,7 @@ def _print(report: "Report") -> None:
     from workbench.diagnose.numbers import percent
 
     print_table(
-        ("fault", "family", "rank", "found first", "expected", "what-if error"),
+        ("fault", "family", "rank", "added first", "expected", "what-if error"),
         [_row(score) for score in report.scores],
         right=(2, 5),
     )
@@ -128,7 +128,12 @@ def _print(report: "Report") -> None:
     print_line(f"scored         {len(report.scored)} of {len(report.scores)} faults")
     print_line(f"top-1          {share(report.top(1))}")
     print_line(f"top-3          {share(report.top(3))}")
-    print_line(f"false findings {len(report.false_findings)} on clean runs")
+    absolute = [share(report.top(places, absolute=True)) for places in (1, 3)]
+    print_line(f"absolute       top-1 {absolute[0]}, top-3 {absolute[1]} (among all findings, the clean twin's too)")
+    print_line(
+        f"false findings {len(report.false_findings)} between halves of clean runs; "
+        f"{len(report.clean_findings)} losses of the clean runs themselves"
+    )
     for scenario, variant, found in report.false_findings:
         print_line(f"  {scenario}, {variant}: {found}")
     print_line(
