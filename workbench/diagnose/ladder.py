@@ -59,10 +59,14 @@ class LadderStep:
         measured = f"{significant(self.now.value, 3)} to {significant(self.measured.value, 3)} {self.now.unit} measured"
         if self.predicted is None or self.error is None:
             return f"{self.lower} to {self.higher}: {measured}; not predicted: {self.why}"
-        gone = ", ".join(f"{name} {ns / 1e3:.3g} us" for name, ns in self.removed if ns) or "any loss"
+        gone = ", ".join(f"{name} {significant(ns / 1e3, 3)} us" for name, ns in self.removed if ns) or "any loss"
+        gains = [
+            f"{'-' if value < 0 else '+'}{significant(abs(value), 3)}"
+            for value in (self.measured.value - self.now.value, self.predicted.value - self.now.value)
+        ]
         return (
             f"{self.lower} to {self.higher}: {measured}, {significant(self.predicted.value, 3)} predicted "
-            f"({self.error:+.1%}) from a step without {gone}"
+            f"({self.error:+.1%}; gain {gains[0]} measured, {gains[1]} predicted) from a step without {gone}"
         )
 
     def to_json(self) -> dict[str, Any]:
