@@ -1,6 +1,5 @@
-"""All bundles and traces that the repository holds (and those in the folder WORKBENCH_TRACES): causes add up."""
+"""All bundles and traces that the repository holds, and those beside it: their causes add up."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,13 @@ from workbench.trace.bundle import Bundle
 from workbench.trace.check import check_bundle
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = [Path(os.environ["WORKBENCH_TRACES"])] if os.environ.get("WORKBENCH_TRACES") else []
+SHARED = ROOT.parent / "shared" / "traces"
+"""Real traces, where they are beside the repository."""
+
 BUNDLES = sorted(
     path.parent for folder in (recorded_folder(), ROOT / "tests/data") for path in folder.rglob("manifest.json")
 )
-TRACES = sorted(path for folder in (ROOT / "tests/data", *FOLDERS) for path in folder.glob("*.json.gz"))
+TRACES = sorted(path for folder in (ROOT / "tests/data", SHARED) for path in folder.glob("*.json.gz"))
 
 HELD_UP = {"sglang_qwen3_8b_decode_mi300": 0.98}
 """Traces with time that nothing in them accounts for: there a kernel was launched onto an idle device and began 463 ms
@@ -77,6 +78,17 @@ def test_all_six_signals_of_every_step() -> None:
             assert own_kernels or record.name == "graph"  # spills; the graph rung runs library kernels alone
         lanes = bundle.query("SELECT count(DISTINCT kernel_id) AS n FROM lanes").to_pylist()
         assert 1 <= lanes[0]["n"] <= 2
+
+
+def test_what_copies_write_is_no_spill() -> None:
+    with Bundle.open(recorded_folder() / "gpt-oss-20b-h200") as bundle:
+        for record in bundle.manifest.variants:
+            facts = Facts(bundle, record.name)
+            assert facts.split is not None
+            assert not facts.split.of("spill")
+        written = Facts(bundle, "graph").step_counters.written_bytes
+        assert written is not None
+        assert written > 4e9  # experts gathered and expanded, a copy each
 
 
 def test_measured_bytes_are_those_of_the_model_where_kernels_read_the_stored_format() -> None:
