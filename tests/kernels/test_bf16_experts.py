@@ -56,13 +56,13 @@ def test_experts(device: torch.device, bf16_tol: float, tokens: int, gptoss: boo
     ids = torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]).to(torch.int32)
     want = reference(x, ids, weights, up, down_weight, biases, base)
     workspace = Workspace(device)
+    h = torch.full((tokens * top_k, tokens, inter), float("nan"), dtype=torch.bfloat16, device=device)
+    gate_up(
+        x.to(device), ids.to(device), up.to(device), bias=biases[0].to(device) if biases else None,
+        activation="gptoss" if gptoss else "silu", out=h, config=config,
+    )  # fmt: skip
     for _ in range(2):  # the counters must come back to zero by themselves
-        h = torch.full((tokens * top_k, tokens, inter), float("nan"), dtype=torch.bfloat16, device=device)
         stream = base.clone().to(device)
-        gate_up(
-            x.to(device), ids.to(device), up.to(device), bias=biases[0].to(device) if biases else None,
-            activation="gptoss" if gptoss else "silu", out=h, config=config,
-        )  # fmt: skip
         down(
             h, ids.to(device), weights.to(device), down_weight.to(device), base=stream, out=stream,
             bias=biases[1].to(device) if biases else None, workspace=workspace, config=config,

@@ -39,7 +39,7 @@ def test_both_halves(device: torch.device, bf16_tol: float, ids: list[list[int]]
         assert reference.relative_error(h[owner, pair // top_k].cpu(), want[pair]) < 2 * bf16_tol
     q, q_scales = quantise(h.view(-1, INTER).nan_to_num())
     workspace = Workspace(device)
-    for _ in range(2):
+    for _ in range(min(tokens, 2)):  # again, on the counters that it left
         y = fp8_experts.down(
             q, q_scales, on_device, routing.to(device), down.to(device), down_scales.to(device),
             base=base.to(device), workspace=workspace, config=SkinnyConfig(1, 1, 1, 1, 1),
