@@ -197,7 +197,9 @@ def _clean(place: Place, bundle: Bundle, judged: Verdict) -> tuple[Facts | None,
     halves = [Half(bundle, twin, judged, second=second) for second in (False, True)]
     found_in = [find_in(half) for half in halves]
     least = max(threshold(*halves), threshold(*reversed(halves)))
-    false = [one for pair in (found_in, found_in[::-1]) for one in added(*pair, least) if _claims(one.finding)]
+    first, second = found_in
+    more = (*added(first, second, least), *added(second, first, least))
+    false = [one for one in more if _claims(one.finding)]
     return facts, find_in(facts), tuple(dict.fromkeys(label(one.finding) for one in false))
 
 
