@@ -27,8 +27,9 @@ def kernel_table(rows: Sequence[KernelRow], unseen: str = "") -> Table:
     """Return one row a kernel and phase. ``unseen``: what was left out of the table, in words."""
     caption = (
         "Clean: the time in a step without the profiler, corrected from the traced one (estimated). Traced: as the "
-        "profiler saw it. Occupancy: resident warps of what an SM holds, measured where one launch is long enough for "
-        "the sampled pass to tell, beside the most that the launch allows. A dash: not measured. "
+        "profiler saw it. Occupancy: resident warps of what an SM holds, measured in replays of the kernel (workbench "
+        "deep), else where one launch is long enough for the sampled pass to tell, beside the most that the launch "
+        "allows. A dash: not measured. "
         "Waves: CTAs over what the device holds at once."
     )
     return Table(f"{caption} {unseen}".strip(), COLUMNS, (Group(tuple(map(_row, rows))),), "cards")

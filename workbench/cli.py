@@ -16,6 +16,7 @@ from workbench.commands import faults, gate, kernels, model, scenario
 from workbench.commands.attach import attach
 from workbench.commands.check import check
 from workbench.commands.compare import compare
+from workbench.commands.deep import deep
 from workbench.commands.demo import demo
 from workbench.commands.diagnose import diagnose
 from workbench.commands.doctor import doctor
@@ -44,6 +45,7 @@ VERBS: tuple[Callable[..., None], ...] = (
     check,
     export,
     thin,
+    deep,
     doctor,
 )
 """In the order of the help. A verb is a typed function; its docstring is its help."""

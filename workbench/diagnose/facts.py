@@ -11,6 +11,7 @@ from workbench.diagnose.columns import Columns, load_columns
 from workbench.diagnose.device_split import Split
 from workbench.diagnose.floor import Floor, load_floor
 from workbench.diagnose.load_split import PROFILED, find_hardware, load_counters, load_split
+from workbench.diagnose.replays import without_replays
 from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.signals import LaneTime, StepCounters, lane_time
 from workbench.diagnose.steps import RunPass, Steps, load_steps
@@ -103,7 +104,16 @@ class Facts:
     @cached_property
     def counters(self) -> Columns:
         """Counter samples, by start; those of the whole run included."""
-        return load_columns(self.bundle, "counters", self.variant)
+        return self._counters[0]
+
+    @cached_property
+    def replays(self) -> Columns:
+        """Medians over replays of single kernels (``diagnose.replays``)."""
+        return self._counters[1]
+
+    @cached_property
+    def _counters(self) -> tuple[Columns, Columns]:
+        return without_replays(load_columns(self.bundle, "counters", self.variant))
 
     @cached_property
     def lanes(self) -> Columns:

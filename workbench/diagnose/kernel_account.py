@@ -2,7 +2,7 @@
 
 Time is that of the clean step (``clean_map``): a traced step is longer, and not evenly so. Bandwidth and occupancy of a
 class come from counters where a launch is long against the samples: of the traced pass, or of the same part of the
-sampled pass's steps.
+sampled pass's steps. Warps that Nsight Compute counted in replays of the kernel come first: no neighbour is in them.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from workbench.diagnose.clean_map import Correction
 from workbench.diagnose.columns import Floats
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.kernel_classes import KernelClass, short_name
+from workbench.diagnose.replays import replayed_occupancy
 from workbench.diagnose.roofline import Point, Roofline, bytes_within
 from workbench.diagnose.signals import READ_BYTES, READ_SECTORS, SECTOR_BYTES
 from workbench.diagnose.step_signals import WARPS, anchors, bring, sampled_anchors, worked
@@ -141,7 +142,7 @@ def _row(
         share=one.ns / steps / wall if wall else 0.0,
         rule=traced.rule if traced else "as traced",
         achieved=achieved,
-        occupancy=_aligned(facts, one, bandwidth=False),
+        occupancy=replayed_occupancy(facts.replays, one.name) or _aligned(facts, one, bandwidth=False),
         occupancy_limit=_limit(facts, one, resources),
         registers=one.registers,
         spill_bytes=one.spill_bytes if resources.spills else None,

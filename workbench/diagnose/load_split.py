@@ -3,6 +3,7 @@
 from workbench.diagnose.columns import Columns, load_columns
 from workbench.diagnose.device_split import Split, split
 from workbench.diagnose.floor import Floor
+from workbench.diagnose.replays import without_replays
 from workbench.diagnose.signals import MIN_SAMPLES, StepCounters, lane_time, step_counters
 from workbench.diagnose.steps import RunPass, Steps, load_steps
 from workbench.diagnose.timeline import build_timeline
@@ -28,6 +29,7 @@ def load_split(
     timeline = build_timeline(load_columns(bundle, "kernels", variant), traced)
     if timeline is None or (own and len(timeline.steps) < len(steps)):
         return None
+    samples = without_replays(load_columns(bundle, "counters", variant))[0] if counted else None
     return split(
         timeline,
         load_columns(bundle, "host", variant),
@@ -36,7 +38,7 @@ def load_split(
         steps,
         floor,
         hardware=find_hardware(bundle),
-        counters=load_counters(bundle, variant, load_columns(bundle, "counters", variant) if counted else None),
+        counters=load_counters(bundle, variant, samples),
         lanes=lane_time(load_columns(bundle, "lanes", variant)),
         traced_only=own,
         host_in_verify=bundle.manifest.source != "run",

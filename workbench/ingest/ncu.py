@@ -23,7 +23,11 @@ DURATION = "gpu__time_duration.sum"
 REGISTERS = "launch__registers_per_thread"
 OCCUPANCY = "sm__maximum_warps_per_active_cycle_pct"
 _ALIASES = {"gpu__time_duration.avg": DURATION, "gpu__time_duration.max": DURATION}
-_SPILLS = ("sass__inst_executed_register_spilling", "smsp__sass_inst_executed_op_local_ld.sum")
+_SPILLS = (
+    "sass__inst_executed_register_spilling",
+    "smsp__sass_inst_executed_op_local_ld.sum",
+    "smsp__inst_executed_op_local_ld.sum",
+)
 _LIMITERS = {
     "launch__occupancy_limit_registers": "registers",
     "launch__occupancy_limit_shared_mem": "shared memory",
@@ -39,6 +43,7 @@ KEPT = (
     "smsp__issue_active", "l1tex__t_sectors_pipe_lsu_mem_local", "l1tex__t_bytes_pipe_lsu_mem_local",
     "sass__inst_executed_register_spilling", "sass__inst_executed_shared", "derived__local_spilling",
     "derived__shared_spilling", "launch__waves_per_multiprocessor", "launch__occupancy", "launch__stack_size",
+    "smsp__average_warps_issue_stalled",
 )  # fmt: skip
 """Metrics that become counters, by the start of their names: a full report has thousands."""
 

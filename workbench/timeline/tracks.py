@@ -243,8 +243,9 @@ def _kernels(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator[Trac
 
 _COUNTERS = """
 SELECT source, name, rank, device, unit, start_ns, end_ns, value FROM counters
-WHERE (variant = $1 OR variant IS NULL) AND isfinite(value)
+WHERE (variant = $1 OR variant IS NULL) AND isfinite(value) AND (source <> 'ncu' OR end_ns > start_ns)
 """
+"""Without medians over a kernel's replays, which have no place in time."""
 
 
 def _counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator[Track]:

@@ -199,6 +199,8 @@ class _Export:
     def _counters(self) -> None:
         tracks: dict[tuple[Any, ...], int] = {}
         for row in _rows(self._bundle, "counters"):
+            if row["source"] == "ncu" and row["start_ns"] == row["end_ns"]:
+                continue  # medians over a kernel's replays have no place in time
             key = tuple(row[name] for name in ("variant", "source", "name", "rank", "device", "unit"))
             if key not in tracks:
                 device = "" if row["device"] is None else f", device {row['device']}"

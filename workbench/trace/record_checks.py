@@ -90,7 +90,9 @@ def counters(bundle: Bundle) -> Iterator[Check]:
     rows = bundle.query(_GAPS).to_pylist()
     for variant, own in groupby(rows, lambda row: row["variant"]):
         yield from scoped(bundle, variant, _samples(list(own)))
-    throttled = list(dict.fromkeys(row["name"] for row in rows if "throttle" in row["name"].lower() and row["largest"]))
+    # Not the stalls of Nsight Compute, such as warps_issue_stalled_math_pipe_throttle.
+    clocks = [row for row in rows if "throttle" in row["name"].lower() and row["source"] != "ncu"]
+    throttled = list(dict.fromkeys(row["name"] for row in clocks if row["largest"]))
     if throttled:
         message = f"clocks were throttled during the run ({', '.join(throttled[:3])})"
         yield Check("throttled", "warning", message, len(throttled), ("step-time", "bandwidth"))
