@@ -213,7 +213,7 @@ def host_bound(facts: Facts) -> list[Finding]:
             title="The host is late",
             sentence=(
                 f"{of_step(facts, total)} the device idles before the host launches what comes next; a traced step has "
-                f"{calls:.3g} launches{f', the longest gap ends in {chr(32).join(around)}' if around else ''}."
+                f"{calls:.3g} launches{f', the longest gap ends in {' in '.join(around)}' if around else ''}."
                 f"{replays}{pace}"
             ),
             remedy="capture the step in a CUDA graph, move work between steps off the launching thread, or overlap it "
