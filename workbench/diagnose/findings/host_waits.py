@@ -205,6 +205,7 @@ def host_bound(facts: Facts) -> list[Finding]:
     recoverable = gain(facts, total, "estimated")
     pace, pace_rows = _pace(found, facts)
     replays, doing = _before_replays(facts, found, parts, worst)
+    ends = f", the longest gap ends in {' in '.join(around)}" if around else ""
     return [
         Finding(
             id="host-bound",
@@ -213,7 +214,7 @@ def host_bound(facts: Facts) -> list[Finding]:
             title="The host is late",
             sentence=(
                 f"{of_step(facts, total)} the device idles before the host launches what comes next; a traced step has "
-                f"{calls:.3g} launches{f', the longest gap ends in {' in '.join(around)}' if around else ''}."
+                f"{calls:.3g} launches{ends}."
                 f"{replays}{pace}"
             ),
             remedy="capture the step in a CUDA graph, move work between steps off the launching thread, or overlap it "
