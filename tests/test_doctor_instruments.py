@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from workbench import doctor_instruments
+from workbench.probes.counter_access import OPEN_COUNTERS
 from workbench.probes.protocol import Missing
 from workbench.probes.sampler_environment import INSTALL, SamplerEnvironment
 
@@ -169,10 +170,11 @@ def test_counter_permission_without_a_driver(tmp_path: Path) -> None:
     ("printed", "nsight", "state", "words"),
     [
         ("Version 2026.3.1.0 (build 1)", "1.1.0", "ok", "2026.3.1"),
-        ("Version 2025.3.1.0 (build 1)", "1.1.0", "limited", "needs 2026.2.1"),
+        ("Version 2025.3.1.0 (build 1)", "1.1.0", "ok", "called directly: nsight-python 1.1.0 needs ncu 2026.2.1"),
         ("Version 2025.3.1.0 (build 1)", "0.9.6", "ok", "0.9.6"),
-        ("Version 2026.3.1.0 (build 1)", None, "limited", "nsight-python is not installed"),
-        ("nothing", "1.1.0", "limited", "names no version"),
+        ("Version 2026.3.1.0 (build 1)", None, "ok", "nsight-python is not installed"),
+        ("Version 2021.2.0.0 (build 1)", "0.9.6", "limited", "cannot profile the nodes"),
+        ("nothing", "1.1.0", "missing", "names no version"),
     ],
 )
 def test_ncu(monkeypatch: pytest.MonkeyPatch, printed: str, nsight: str | None, state: str, words: str) -> None:
@@ -180,7 +182,7 @@ def test_ncu(monkeypatch: pytest.MonkeyPatch, printed: str, nsight: str | None, 
         return subprocess.CompletedProcess(arguments, 0, stdout=printed)
 
     monkeypatch.setattr("shutil.which", lambda _: "ncu")
-    monkeypatch.setattr(doctor_instruments, "version_of", {"nsight-python": nsight}.get)
+    monkeypatch.setattr(doctor_instruments, "nsight_version", lambda: nsight)
     check = doctor_instruments.ncu(run)
     assert check.state == state
     assert words in check.detail
@@ -194,3 +196,93 @@ def test_ncu_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor_instruments.ncu(run).state == "missing"
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert "not on PATH" in doctor_instruments.ncu(run).detail
+
+
+def test_proton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_PROTON_DISABLE", "1")
+    check = doctor_instruments.proton()
+    assert (check.state, check.fix) == ("limited", "unset TRITON_PROTON_DISABLE")
+    assert check.lost == "spans inside Triton kernels"
+
+
+class Ladder:
+    """A machine that has everything, from which one thing at a time is taken away."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, installed: SamplerEnvironment) -> None:
+        self.installed, self.gpus, self.sampler = installed, GPUS, Sampler()
+        self.params, self.status = folder / "params", folder / "status"
+        self.params.write_text("RmProfilingAdminOnly: 0\n")
+        self.status.write_text("CapEff:\t00000000a80425fb\n")
+        self.version = "Version 2025.3.1.0 (build 1)"
+        self.library: Any = Cuda(13_000)
+        self.patch = monkeypatch
+        monkeypatch.setattr("shutil.which", lambda _: "ncu")
+
+    def checks(self) -> dict[str, doctor_instruments.Check]:
+        def run(arguments: Sequence[str], **_: object) -> "subprocess.CompletedProcess[str]":
+            return subprocess.CompletedProcess(arguments, 0, stdout=self.version)
+
+        def load(name: str) -> Any:
+            if self.library is None:
+                raise OSError(f"{name}: cannot open shared object file")
+            return self.library
+
+        found = [
+            doctor_instruments.driver(load),
+            doctor_instruments.sampler(self.gpus, self.installed, self.sampler),  # type: ignore[arg-type]
+            doctor_instruments.counter_permission(self.params, self.status),
+            doctor_instruments.ncu(run),
+        ]
+        return {check.name: check for check in found}
+
+
+@pytest.fixture
+def ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: SamplerEnvironment) -> Ladder:
+    return Ladder(tmp_path, monkeypatch, installed)
+
+
+def test_the_ladder_with_everything(ladder: Ladder) -> None:
+    assert {check.state for check in ladder.checks().values()} == {"ok"}
+
+
+def test_the_ladder_without_permission(ladder: Ladder) -> None:
+    ladder.params.write_text("RmProfilingAdminOnly: 1\n")
+    ladder.sampler = Sampler(Missing("pm_sampler", "all", "ERR_NVGPUCTRPERM", fix="open them"))
+    found = ladder.checks()
+    access = found["counter access"]
+    assert access.fix == OPEN_COUNTERS
+    assert "HBM bytes" in access.lost
+    assert "single kernels" in access.lost
+    assert access.instead.index("NVML's mean") < access.instead.index("byte model")
+    assert (found["counter sampler"].state, found["counter sampler"].fix) == ("limited", "open them")
+    assert found["ncu"].state == "ok"  # it is there; what it may not do is said once
+
+
+def test_the_ladder_without_cupti(ladder: Ladder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SamplerEnvironment, "problem", lambda _: "holds no cupti-python")
+    found = ladder.checks()
+    sampler = found.pop("counter sampler")
+    assert (sampler.state, sampler.fix) == ("missing", INSTALL)
+    assert sampler.instead.index("NVML's mean") < sampler.instead.index("byte model")
+    assert {check.state for check in found.values()} == {"ok"}
+
+
+def test_the_ladder_without_ncu(ladder: Ladder) -> None:
+    ladder.patch.setattr("shutil.which", lambda _: None)
+    found = ladder.checks()
+    ncu = found.pop("ncu")
+    assert (ncu.state, ncu.fix) == ("missing", "install Nsight Compute and put ncu on PATH")
+    assert "DRAM bytes" in ncu.lost
+    assert "compiled kernels" in ncu.instead
+    assert {check.state for check in found.values()} == {"ok"}
+
+
+def test_the_ladder_without_a_gpu(ladder: Ladder) -> None:
+    ladder.gpus, ladder.library = [], None
+    ladder.params.unlink()
+    found = ladder.checks()
+    assert (found["driver"].state, found["driver"].instead) == ("missing", "the same pipeline in torch on the CPU")
+    assert (found["counter sampler"].state, found["counter sampler"].fix) == ("limited", "run where the GPU is")
+    assert (found["counter access"].state, found["counter access"].fix) == ("missing", "run where the driver is")
+    for check in found.values():
+        assert bool(check.lost) == bool(check.instead) == (check.state != "ok")

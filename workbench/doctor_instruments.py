@@ -5,36 +5,35 @@ Counters fall back in this order: samples every 10 us, NVML's mean over a captur
 
 import ctypes
 import os
-import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from workbench.doctor_check import GPU_EXTRA, Check, first_line, numbers, version_of
+from workbench.doctor_check import Check, State, first_line, version_of
+from workbench.probes.counter_access import (
+    NVIDIA_PARAMS,
+    OPEN_COUNTERS,
+    PROCESS_STATUS,
+    admins_only,
+    is_admin,
+    loaded_profilers,
+    process_names,
+    running_profilers,
+)
+from workbench.probes.ncu_command import Reason, find_ncu
+from workbench.probes.nsight_python import misfit, nsight_version
 from workbench.probes.pm_sampler import PmSampler
 from workbench.probes.protocol import Missing
+from workbench.probes.proton import proton_missing
 from workbench.probes.sampler_environment import INSTALL, SamplerEnvironment, sampler_environment
 
-NSIGHT_1_NCU = (2026, 2, 1)
 CUDA_13 = 13_000
-NVIDIA_PARAMS = Path("/proc/driver/nvidia/params")
-PROCESS_STATUS = Path("/proc/self/status")
-CAP_SYS_ADMIN = 21
-
-OPEN_COUNTERS = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or give this process CAP_SYS_ADMIN"
 
 _TIMELINES = "HBM bytes, CTAs per SM and stalls over time"
 _MEANS = "NVML's mean over a whole capture, else bytes of the byte model"
 _DEEP = "DRAM bytes, achieved occupancy and stall reasons of single kernels"
 _STATIC = "registers, spills and occupancy limits from the compiled kernels"
-
-INJECTIONS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH")
-PRELOADED = re.compile(r"cupti|nsys|nsight|ToolsInjection|rocprof|profiler", re.IGNORECASE)
-DAEMONS = {"nv-hostengine": "DCGM", "dcgm-exporter": "DCGM", "nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 
 
 def instruments(gpus: Sequence[dict[str, Any]]) -> list[Check]:
@@ -45,7 +44,8 @@ def instruments(gpus: Sequence[dict[str, Any]]) -> list[Check]:
         sampler(gpus),
         counter_permission(),
         ncu(),
-        second_profiler(os.environ, _process_names()),
+        proton(),
+        second_profiler(os.environ, process_names()),
     ]
 
 
@@ -118,72 +118,50 @@ def _refused(name: str, missing: Missing) -> Check:
 def counter_permission(params: Path = NVIDIA_PARAMS, status: Path = PROCESS_STATUS) -> Check:
     """Tell whether this process may read GPU performance counters."""
     name = "counter access"
-    lost = f"{_TIMELINES}; {_DEEP}"
-    if not params.is_file():
+    lost, instead = f"{_TIMELINES}; {_DEEP}", f"{_MEANS}; {_STATIC}"
+    try:
+        closed = admins_only(params)
+    except FileNotFoundError:
         detail = "no NVIDIA kernel driver here (its parameters are not in /proc)"
-        return Check(name, "missing", detail, "run where the driver is", lost=lost, instead=_MEANS)
-    admin_only = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", params.read_text(encoding="utf-8"), re.MULTILINE)
-    if admin_only is None:
+        return Check(name, "missing", detail, "run where the driver is", lost=lost, instead=instead)
+    if closed is None:
         detail = "the driver does not say who may read counters"
-        return Check(name, "limited", detail, "try a run: it says what it could not read", lost=lost, instead=_MEANS)
-    if admin_only[1] == "0":
+        return Check(name, "limited", detail, "try a run: it says what it could not read", lost=lost, instead=instead)
+    if not closed:
         return Check(name, "ok", "open to every user")
-    if _capable(status):
+    if is_admin(status):
         return Check(name, "ok", "for administrators only, which this process is (CAP_SYS_ADMIN)")
     detail = "for administrators only (ERR_NVGPUCTRPERM otherwise)"
-    return Check(name, "limited", detail, OPEN_COUNTERS, lost=lost, instead=_MEANS)
-
-
-def _capable(status: Path) -> bool:
-    try:
-        effective = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", status.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return False
-    return effective is not None and bool(int(effective[1], 16) >> CAP_SYS_ADMIN & 1)
+    return Check(name, "limited", detail, OPEN_COUNTERS, lost=lost, instead=instead)
 
 
 def ncu(run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> Check:
-    """Look for Nsight Compute and its Python side."""
-    path, nsight = shutil.which("ncu"), version_of("nsight-python")
+    """Look for Nsight Compute, which workbench deep calls, and whether nsight-python can drive it."""
+    found = find_ncu(run)
+    if isinstance(found, Reason):
+        state: State = "limited" if "cannot" in found.why else "missing"
+        return Check("ncu", state, found.why, found.fix, lost=_DEEP, instead=_STATIC)
+    nsight = nsight_version()
+    reason = misfit(found, nsight)
+    how = f"driven by nsight-python {nsight} too" if reason is None else f"called directly: {reason.why}"
+    return Check("ncu", "ok", f"{found.version}, {how}")
 
-    def short(state: str, detail: str, fix: str) -> Check:
-        return Check("ncu", "missing" if state == "missing" else "limited", detail, fix, lost=_DEEP, instead=_STATIC)
 
-    if path is None:
-        return short("missing", "not on PATH", "install Nsight Compute and put ncu on PATH")
-    try:
-        # The path is the user's own ncu.
-        text = run([path, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return short("missing", f"{path} does not start: {first_line(error)}", "install Nsight Compute again")
-    found = re.search(r"Version (\d+(?:\.\d+)+)", text)
-    if found is None:
-        return short("limited", f"{path} names no version", "install Nsight Compute again")
-    if nsight is None:
-        return short("limited", f"{found[1]}, nsight-python is not installed", GPU_EXTRA)
-    if numbers(nsight) >= (1,) and numbers(found[1]) < NSIGHT_1_NCU:
-        detail = f"{found[1]}: nsight-python {nsight} needs 2026.2.1 or later"
-        return short("limited", detail, "update Nsight Compute, or pip install 'nsight-python<1'")
-    return Check("ncu", "ok", f"{found[1]}, nsight-python {nsight}")
+def proton() -> Check:
+    """Look for Proton's spans inside Triton kernels."""
+    if missing := proton_missing():
+        return Check("proton", "limited", missing.why, missing.fix, lost=missing.what, instead=missing.fallback)
+    return Check("proton", "ok", f"in triton {version_of('triton')}: scopes inside kernels can be traced")
 
 
 def second_profiler(environment: Mapping[str, str], processes: Iterable[str]) -> Check:
-    """Look for another profiler: one that is loaded into processes started here, or that runs beside them.
-
-    A process has room for one CUPTI subscriber (pytorch/pytorch#117935), a GPU for one that samples its counters.
-    """
+    """Look for another profiler: one that is loaded into processes started here, or that runs beside them."""
     name, lost = "other profilers", "kernels and launches of the traced pass, which then come back empty"
-    loaded = [variable for variable in INJECTIONS if environment.get(variable)]
-    loaded += ["LD_PRELOAD"] if PRELOADED.search(environment.get("LD_PRELOAD", "")) else []
-    if loaded:
+    if loaded := loaded_profilers(environment):
         detail = f"one is loaded into every process from here ({', '.join(loaded)})"
         return Check(name, "limited", detail, f"unset {' '.join(loaded)}", lost=lost, instead="the clean pass")
-    if running := sorted({DAEMONS[process] for process in processes if process in DAEMONS}):
+    if running := running_profilers(processes):
         detail = f"{', '.join(running)} runs here and may hold the GPU's counters"
         fix = "pause it: dcgmi profile --pause" if running == ["DCGM"] else "end it during a run"
         return Check(name, "limited", detail, fix, lost=_TIMELINES, instead=_MEANS)
     return Check(name, "ok", "none is loaded here")
-
-
-def _process_names() -> list[str]:
-    return [str(process.info["name"]) for process in psutil.process_iter(["name"])]

@@ -169,6 +169,21 @@ def proton_trace() -> str:
     return "\n".join(lines) + "\n"
 
 
+def proton_lanes() -> str:
+    """Proton's chrome_trace of spans inside kernels: two launches, two CTAs of two warps, one nanosecond a cycle."""
+    events = []
+    for launch in range(2):
+        for cta in range(2):
+            began = 5_000_000 + launch * 1_000_000 + cta * 300
+            times = {"Init Time (ns)": began, "Post Final Time (ns)": began + 2_600, "Finalization Time (ns)": 600}
+            for warp in range(2):
+                for name, start, cycles in (("load", 40, 1_500), ("dot", 1_600, 1_960)):
+                    events.append({"args": times | {"call_stack": ["ROOT"]}, "cat": "moe_gemm", "dur": cycles / 1000,
+                                   "name": name, "ph": "X", "pid": f"moe_gemm Core{7 * cta} CTA{cta}",
+                                   "tid": f"warp {warp} (line 0)", "ts": (began + start + warp) / 1000})  # fmt: skip
+    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}, separators=(",", ":")) + "\n"
+
+
 def sglang_log() -> str:
     """SGLang with speculation and its own estimates, on a clock two hours ahead of UTC; acceptance falls at the end."""
     lines = ["[2026-09-01 11:59:40 TP0] Load weight begin. avail mem=139.00 GB"]
@@ -232,6 +247,7 @@ TEXTS = {
     "kernels.ncu.csv": ncu_csv,
     "tree.hatchet": proton_tree,
     "kernels.chrome_trace": proton_trace,
+    "lanes.chrome_trace": proton_lanes,
     "sglang.log": sglang_log,
     "vllm.log": vllm_log,
     "profile_export_aiperf.json": aiperf,

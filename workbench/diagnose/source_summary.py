@@ -112,7 +112,7 @@ def has_time_line(bundle: Bundle) -> bool:
     source = bundle.manifest.source
     if source in ("ncu", "log", "benchmark"):
         return False
-    return source != "proton" or bundle.rows("kernels") > 0
+    return source != "proton" or (bundle.rows("kernels") > 0 and not bundle.rows("lanes"))
 
 
 def summarise(bundle: Bundle) -> SourceSummary:

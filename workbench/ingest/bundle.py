@@ -22,6 +22,7 @@ from workbench.ingest.ncu_csv import read_ncu_csv
 from workbench.ingest.ncu_report import read_ncu_report
 from workbench.ingest.part import Part
 from workbench.ingest.proton import read_proton_tree
+from workbench.ingest.proton_lanes import read_proton_lanes
 from workbench.ingest.sniff import READS, Format, sniff
 from workbench.ingest.steps import FoundSteps, find_steps
 from workbench.ingest.tables import VARIANT, Tables, counter_rows, step_rows
@@ -119,6 +120,7 @@ def _read_part(file: Path, format_: Format, limits: Limits) -> Part:
         "ncu-report": lambda: read_ncu_report(file),
         "ncu-csv": lambda: read_ncu_csv(file, limits),
         "proton-tree": lambda: read_proton_tree(file, limits),
+        "proton-lanes": lambda: read_proton_lanes(file, limits),
         "sglang-log": lambda: read_log(file, "sglang", limits),
         "vllm-log": lambda: read_log(file, "vllm", limits),
         "aiperf": lambda: read_aiperf(file, limits),
@@ -164,7 +166,7 @@ def _write_parts(
     parts: list[tuple[Path, Part]], out: Path, options: Options, told: tuple[str, ...], progress: Progress
 ) -> Ingested:
     """Write the bundle of files without a time line, each on its own clock."""
-    profiles = [path for path, part in parts if part.source == "ncu"]
+    profiles = [path for path, part in parts if "kernels" in part.tables]
     if len(profiles) > 1:
         raise InputError(f"{profiles[0]} and {profiles[1]}: two profiles of kernels", hint="ingest them one by one")
     device = next((part.device for _, part in parts if part.device), "")

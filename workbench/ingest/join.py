@@ -39,6 +39,10 @@ def join(
         part.tables = {"static": part.tables["static"]}
         why = "replayed kernels have no place on a trace's clock"
         part.limits.append(limit("ncu", "counters of single kernels", why, "their resources", "ingest it by itself"))
+    elif "lanes" in part.tables:
+        part.tables = {}
+        why = "spans inside kernels are in cycles, on a clock of their own"
+        part.limits.append(limit("lanes", "spans inside kernels", why, "", "ingest the trace of Proton by itself"))
     clean = clean_step_ns(part.clean_steps, found.steps, shift, window)
     _shift(part, window[0], shift)
     perturbation = list(manifest.perturbation)

@@ -34,7 +34,7 @@ def read_proton_tree(path: Path, limits: Limits = Limits()) -> Part:  # noqa: B0
     """Read the tree in ``path``. Raises InputError where it is damaged or holds no kernel."""
     losses = Losses(PROBE)
     try:
-        document = msgspec.json.decode(_read(path, losses, limits))
+        document = msgspec.json.decode(read_profile(path, losses, limits))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputError(f"{path}: a damaged profile of Proton ({str(error)[:120]})", hint="profile again") from None
     roots = [one for one in (document if isinstance(document, list) else []) if isinstance(one, dict)]
@@ -113,9 +113,9 @@ def read_proton_trace(path: Path, limits: Limits = Limits()) -> KinetoTrace:  # 
     """
     losses = Losses(PROBE)
     names, device, total, stacks, inside = Names(), Columns(*DEVICE_COLUMNS), 0, 0, 0
-    for line in _read(path, losses, limits).decode("utf-8", "replace").splitlines():
+    for line in read_profile(path, losses, limits).decode("utf-8", "replace").splitlines():
         found: list[tuple[str, int, int, int]] = []
-        for event in _events(line, losses):
+        for event in proton_events(line, losses):
             total += 1
             if event.get("ph") != "X":
                 continue
@@ -141,7 +141,7 @@ def read_proton_trace(path: Path, limits: Limits = Limits()) -> KinetoTrace:  # 
         columns["kind"] = columns["device"] = np.zeros(len(found), np.int64)
         device.add(columns)
     losses.add("not-kept-stacks", "info", "scopes around kernels: they have no times", count=stacks)
-    losses.add("not-kept-inside", "data_loss", "spans inside kernels: their clock is taken for 1 GHz", count=inside)
+    losses.add("not-kept-inside", "data_loss", "spans inside kernels, in a trace of whole ones", count=inside)
     if not device.rows:
         raise InputError(f"{path}: nothing to read (no kernel of Proton in it)", hint='proton.start(data="trace")')
     nothing = np.zeros(0, np.int64)
@@ -170,7 +170,7 @@ def trace_limits() -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-def _events(line: str, losses: Losses) -> Iterator[dict[str, Any]]:
+def proton_events(line: str, losses: Losses) -> Iterator[dict[str, Any]]:
     """Yield the events of one document; those before the cut where it is cut off."""
     at = line.find('"traceEvents"')
     at = line.find("[", at) + 1 if at >= 0 else 0
@@ -191,6 +191,7 @@ def _events(line: str, losses: Losses) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _read(path: Path, losses: Losses, limits: Limits) -> bytes:
+def read_profile(path: Path, losses: Losses, limits: Limits) -> bytes:
+    """Return the bytes of ``path``, decompressed; what lies beyond MAX_BYTES is a loss."""
     allowed = Limits(min(limits.max_bytes, MAX_BYTES), limits.max_ratio)
     return b"".join(read_blocks(path, losses, allowed))

@@ -9,8 +9,8 @@ from workbench.ingest.bounded import BLOCK_BYTES, Limits, read_blocks
 from workbench.ingest.losses import Losses
 
 Format = Literal[
-    "kineto", "nsys", "ncu-report", "ncu-csv", "proton-tree", "proton-trace", "sglang-log", "vllm-log", "aiperf",
-    "sglang-benchmark",
+    "kineto", "nsys", "ncu-report", "ncu-csv", "proton-tree", "proton-trace", "proton-lanes", "sglang-log", "vllm-log",
+    "aiperf", "sglang-benchmark",
 ]  # fmt: skip
 
 READS: dict[Format, str] = {
@@ -20,6 +20,7 @@ READS: dict[Format, str] = {
     "ncu-csv": "Nsight Compute's CSV (ncu --csv --page raw)",
     "proton-tree": "a profile of Proton (hatchet JSON)",
     "proton-trace": "a trace of Proton (chrome_trace)",
+    "proton-lanes": "a trace of Proton's instrumentation, spans inside kernels (chrome_trace)",
     "sglang-log": "a log of SGLang",
     "vllm-log": "a log of vLLM",
     "aiperf": "a summary of AIPerf (JSON)",
@@ -38,6 +39,7 @@ _BENCHMARK = re.compile(
 _AIPERF = re.compile(rb'"(?:aiperf_version|benchmark_id|input_config)"\s*:')
 _METRIC = re.compile(rb'"unit"\s*:\s*"[^"]{0,40}"\s*,\s*"avg"\s*:')
 _PROTON_TREE = re.compile(rb'"frame"\s*:\s*\{')
+_PROTON_LANES = re.compile(rb'"pid"\s*:\s*"[^"]{1,4096} Core\d+ CTA\d+"')
 _PROTON_TRACE = re.compile(rb'"call_stack"\s*:\s*\[')
 _KINETO = re.compile(rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|trace_id|distributedInfo)"\s*:')
 _SGLANG_LOG = re.compile(rb"Decode batch[.,]?(?: \[\d+\])?[.,]? #running-req:")
@@ -91,6 +93,8 @@ def _json(text: bytes) -> Format:
     """Tell JSON formats apart by members in their first block. What is not known is read as a torch.profiler trace,
     whose reader copes with damage and says what is wrong."""
     if b'"traceEvents"' in text:
+        if _PROTON_LANES.search(text) and not _KINETO.search(text):
+            return "proton-lanes"
         return "proton-trace" if _PROTON_TRACE.search(text) and not _KINETO.search(text) else "kineto"
     if _PROTON_TREE.search(text[:4096]) and b'"metrics"' in text[:4096]:
         return "proton-tree"

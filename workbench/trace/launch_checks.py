@@ -98,8 +98,8 @@ GROUP BY kernels.variant ORDER BY kernels.variant
 
 def orphans(bundle: Bundle) -> Iterator[Check]:
     """Kernels without a launch, and kernels that begin before theirs."""
-    if bundle.manifest.source == "ncu":
-        return  # replayed one by one: ``record_checks.window`` says so
+    if bundle.manifest.source == "ncu" or (bundle.manifest.source == "proton" and bundle.rows("lanes")):
+        return  # replayed one by one, or seen from inside: ``record_checks.window`` says so
     for row in bundle.query(_ORPHANS).to_pylist():
         yield from scoped(bundle, row["variant"], _unasked(row))
 

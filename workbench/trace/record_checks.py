@@ -153,6 +153,19 @@ def window(bundle: Bundle) -> Iterator[Check]:
         message = "the profile holds sums by name: no kernel has a place in time"
         yield Check("no-time-line", "info", message, 0, tuple(claim for claim in CLAIMS if claim != "kernel-sums"))
         return
+    if source == "proton" and bundle.rows("lanes"):
+        message = "times inside kernels are cycles of an SM, written as nanoseconds: only their shares of a launch hold"
+        refused: tuple[Claim, ...] = (
+            "steps",
+            "step-time",
+            "device-time",
+            "kernel-sums",
+            "bandwidth",
+            "causes",
+            "order",
+        )
+        yield Check("cycles-as-time", "info", message, bundle.rows("lanes"), refused)
+        return
     foreign = source != "run"
     if not bundle.rows("kernels") and foreign:
         message = "the trace holds no device rows: it shows the host only"
