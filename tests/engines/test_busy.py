@@ -23,7 +23,7 @@ def test_what_watching_costs_is_measured(
     monkeypatch.setenv("FAKE_SGLANG_ACCEPT", "4")
     scenario = tmp_path / "s.toml"
     builtin = busy.load_scenario("sglang-qwen3-30b-dflash")
-    assert [one.name for one in builtin.variants()] == ["plain", "dflash-2", "dflash-4", "dflash-6"]
+    assert [one.name for one in builtin.variants()] == ["plain", "dflash-2", "dflash-3", "dflash-4", "dflash-6"]
     scenario.write_text(
         'name = "s"\n[model]\npreset = "qwen3-30b-a3b"\nweights = "random"\n[precision]\npolicy = "bf16"\n'
         '[engine]\nkind = "sglang"\ndevice = "cpu"\n[drafter]\nkind = "simulated"\ndepth = 7\naccept_length = 4.0\n'

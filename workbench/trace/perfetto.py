@@ -62,6 +62,10 @@ def write_perfetto(bundle: Bundle, path: str | Path) -> int:
     return events.packets
 
 
+NEAR_NS = 5_000_000
+"""A row so close to a pass belongs to it: prefill and pulses lie around its steps."""
+
+
 class _Export:
     """Draws the tables of one bundle; ``_processes`` are the groups opened so far, by variant and pass."""
 
@@ -70,8 +74,8 @@ class _Export:
         self._events = events
         self._processes: dict[tuple[str | None, str], int] = {}
         steps = bundle.table("steps")
-        pairs = zip(steps["step_id"].to_pylist(), steps["run_pass"].to_pylist(), strict=True)
-        self._clean_steps = {step for step, name in pairs if name == "clean"}
+        self._pass_of_step = dict(zip(steps["step_id"].to_pylist(), steps["run_pass"].to_pylist(), strict=True))
+        self._spans = _pass_spans(steps)
         self._flows = _Flows(bundle.table("kernels"))
 
     def run(self) -> None:
@@ -91,8 +95,14 @@ class _Export:
         return self._processes[key]
 
     def _process_of(self, row: Row) -> int:
-        """Return the process of a row that instruments wrote: the traced pass, unless its step says otherwise."""
-        return self._process(row["variant"], "clean" if row.get("step_id") in self._clean_steps else "traced")
+        """Return the process of a row that a profiler wrote: of its step's pass, else of the traced one."""
+        return self._process(row["variant"], self._pass_of_step.get(row.get("step_id"), "traced"))
+
+    def _process_at(self, row: Row) -> int:
+        """Return the process of the pass that a counter's row falls into; outside of all, the traced one's."""
+        spans = self._spans.get(row["variant"], ())
+        within = [span for span in spans if span[1] - NEAR_NS <= row["start_ns"] <= span[2] + NEAR_NS]
+        return self._process(row["variant"], min(within, key=lambda span: span[2] - span[1])[0] if within else "traced")
 
     def _steps(self) -> None:
         tracks: dict[tuple[str, str], tuple[Lanes, Lanes, int]] = {}
@@ -186,9 +196,11 @@ class _Export:
         _close(tracks)
 
     def _lanes(self) -> None:
+        kernels = self._bundle.table("kernels")
+        steps = dict(zip(kernels["kernel_id"].to_pylist(), kernels["step_id"].to_pylist(), strict=True))
         tracks: dict[tuple[int, int, int, int | None], Lanes] = {}
         for row in _rows(self._bundle, "lanes"):
-            process = self._process_of(row)
+            process = self._process_of({**row, "step_id": steps.get(row["kernel_id"])})
             key = (process, row["sm"], row["cta"], row["warp"])
             if key not in tracks:
                 warp = "" if row["warp"] is None else f" warp {row['warp']}"
@@ -201,13 +213,22 @@ class _Export:
         for row in _rows(self._bundle, "counters"):
             if row["source"] == "ncu" and row["start_ns"] == row["end_ns"]:
                 continue  # medians over a kernel's replays have no place in time
-            key = tuple(row[name] for name in ("variant", "source", "name", "rank", "device", "unit"))
+            process = self._process_at(row)
+            key = (process, *(row[name] for name in ("source", "name", "rank", "device", "unit")))
             if key not in tracks:
                 device = "" if row["device"] is None else f", device {row['device']}"
                 name = f"{row['name']} ({row['source']}{device}){_rank(row)}"
-                process = self._process(row["variant"], "traced")
                 tracks[key] = self._events.counter_track(name, row["unit"], process, _RANKS["counters"])
             self._events.count(tracks[key], row["start_ns"], row["value"])
+
+
+def _pass_spans(steps: pa.Table) -> dict[str, list[tuple[str, int, int]]]:
+    """Return, by variant, the passes of its steps with the time they span."""
+    found = steps.group_by(["variant", "run_pass"]).aggregate([("start_ns", "min"), ("end_ns", "max")]).to_pylist()
+    spans: dict[str, list[tuple[str, int, int]]] = {}
+    for row in found:
+        spans.setdefault(row["variant"], []).append((row["run_pass"], row["start_ns_min"], row["end_ns_max"]))
+    return spans
 
 
 class _Flows:

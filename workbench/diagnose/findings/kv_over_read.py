@@ -13,9 +13,11 @@ from workbench.quantity import Quantity
 
 CONVERTS = re.compile(
     r"direct_copy|copy_kernel|dequant|memcpy.*(DtoD|Device -> Device)|convert|_to_copy|float8_copy|upcast|CatArray|"
-    r"clone|gather_kernel|index_?select",
+    r"clone",
     re.IGNORECASE,
 )
+"""Not gathers: they read what their indices say, pages of a sequence or experts of a token."""
+
 LAYERS = 6
 """Times a step such a kernel must come: once a layer, of few layers at least."""
 
