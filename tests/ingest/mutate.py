@@ -1,4 +1,4 @@
-"""Mutate small traces N times and read them: ``python tests/ingest/mutate.py [N] [--first SEED]``.
+"""Mutate small traces N times and read them: ``python -m tests.ingest.mutate [N] [--first SEED]``.
 
 Whatever comes: no exception but InputError with one line, nothing that takes more than ten seconds, tables that fit
 their schema, and no silent loss. That is, every event that was read is kept or counted in the losses, and where damage

@@ -1,4 +1,4 @@
-"""A thousand mutated traces; ``python tests/ingest/mutate.py`` runs more."""
+"""A thousand mutated traces; ``python -m tests.ingest.mutate`` runs more."""
 
 import importlib.util
 import sys
