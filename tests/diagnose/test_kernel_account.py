@@ -65,6 +65,26 @@ def test_a_kernel_that_fills_the_step_gets_the_sampled_bandwidth(device_run: Mak
     assert not point.impossible
 
 
+def test_warps_counted_in_replays_of_a_kernel_come_before_those_of_its_part_of_a_step(device_run: Make) -> None:
+    metric = "sm__warps_active.avg.pct_of_peak_sustained_active"
+    replays = [
+        {"source": "ncu", "name": f"{name}: {kernel}", "unit": "%", "start_ns": 5, "end_ns": 5, "value": value}
+        for kernel in ("persistent_decode", "rms_norm_kernel")
+        for name, value in ((metric, 12.5), ("replayed launches", 3.0), ("dram__bytes_read.sum", 9e9))
+    ]
+    samples = [*sampled(30_000.0), *sampled(0.2, "warps_active", "share")]
+    tables = {"counters": [*samples, *replays], "steps": steps_of("sampled")}
+    facts = Facts(device_run([LONG, SHORT], clean_ns=1_000_000, tables=tables), "v")
+    plain = Facts(device_run([LONG, SHORT], clean_ns=1_000_000, tables={**tables, "counters": samples}), "v")
+    for row, without in zip(kernel_account(facts), kernel_account(plain), strict=True):
+        assert row.occupancy is not None
+        assert (row.occupancy.value, row.occupancy.tag) == (0.125, "measured")
+        assert row.occupancy.note == "3 replays by Nsight Compute"
+        assert row.achieved == without.achieved  # replays have no bandwidth within a step
+    assert facts.accounting == plain.accounting
+    assert facts.step_counters == plain.step_counters
+
+
 def test_the_picture_says_what_is_missing(device_run: Make) -> None:
     facts = Facts(device_run([LONG, SHORT], clean_ns=1_000_000), "v")
     picture = step_pictures(facts)[0]
