@@ -94,7 +94,10 @@ class DeepProbe:
         """Return why no kernel can be profiled here: no GPU, no ncu or one too old, no permission, another profiler."""
         listed, note = gpus()
         if not listed:
-            return self._missing(Reason(f"no GPU is listed ({note})", "run where the NVIDIA driver and its GPU are"))
+            here = (
+                "pip install nvidia-ml-py" if "not installed" in note else "run where the NVIDIA driver and its GPU are"
+            )
+            return self._missing(Reason(f"no GPU is listed ({note})", here))
         if isinstance(found := find_ncu(), Reason):
             return self._missing(found)
         try:
@@ -134,7 +137,7 @@ class DeepProbe:
             )  # fmt: skip
             code, tail = run_program(command, folder, self._seconds)
             text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-            refused = tuple(name for name in unknown_metrics(text + tail) if name in metrics)
+            refused = unknown_metrics(f"{text}\n{tail}", metrics)
             try:
                 part = read_ncu_csv(log) if log.is_file() else None
             except InputError:

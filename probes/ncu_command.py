@@ -165,7 +165,7 @@ _FAILURES = (
     (r"[Oo]ut of memory", "ncu ran out of memory saving what kernels write", "a smaller model, or fewer --kernels"),
     (r"unrecogni[sz]ed option|[Uu]nknown option", "ncu does not know an option it was given", "update Nsight Compute"),
 )
-_NO_METRIC = re.compile(r"[Ff]ailed to find metrics?:?\s+'?([\w.]+)")
+_NO_METRIC = re.compile(r"^==(?:ERROR|WARNING)==.*(?:find|unknown|invalid|unavailable)\b.*metric", re.IGNORECASE)
 
 
 def failure(log: str) -> Reason | None:
@@ -182,6 +182,9 @@ def failure(log: str) -> Reason | None:
     return None
 
 
-def unknown_metrics(log: str) -> tuple[str, ...]:
-    """Return the metrics that ncu says it does not have for this GPU."""
-    return tuple(dict.fromkeys(_NO_METRIC.findall(log)))
+def unknown_metrics(log: str, asked: Sequence[str]) -> tuple[str, ...]:
+    """Return those of ``asked`` that ncu says it does not have for this GPU, however it writes them."""
+    lines = [line.replace("\\", "") for line in log.splitlines() if _NO_METRIC.search(line)]
+    return tuple(
+        name for name in asked if any(re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", line) for line in lines)
+    )

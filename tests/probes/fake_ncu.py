@@ -1,7 +1,7 @@
 """An ncu without a GPU: takes the options it is called with, writes the CSV of 2025.3.1 to its log, or fails as told.
 
 FAKE_NCU=MODE fake_ncu.py --log-file FILE … --metrics … [--kernel-name regex:…] CHILD QUESTION. Of the child it reads
-the question and writes the answer; ``child-fails``: the child's answer is an error.
+the question and writes the answer; ``child-fails``: the child's answer is an error, ``runs-child``: it really runs.
 """
 
 import csv
@@ -81,6 +81,12 @@ def main() -> int:
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
             Path(os.environ["FAKE_NCU_CALLS"]).write_text(str(child.pid))
             time.sleep(60)
+        if mode == "runs-child":
+            code = subprocess.run(sys.argv[place:], check=False).returncode
+            sink.write(
+                f"==WARNING== No kernels were profiled.\n==ERROR== The application returned an error code ({code}).\n"
+            )
+            return code
         if mode == "child-fails":
             answer.write_text(json.dumps({"error": "variant 'a': not enough device memory"}))
             sink.write("==WARNING== No kernels were profiled.\n==ERROR== The application returned an error code (1).\n")

@@ -13,6 +13,7 @@ from workbench.probes.ncu_command import (
     function_name,
     name_pattern,
     ncu_command,
+    unknown_metrics,
 )
 from workbench.probes.nsight_python import misfit
 
@@ -73,6 +74,15 @@ def test_what_ncu_says_becomes_a_reason_and_a_fix(log: str, why: str) -> None:
     assert why in reason.why
     assert reason.fix
     assert failure("==PROF== Connected\n") is None
+
+
+def test_metrics_that_ncu_does_not_have_however_it_writes_them() -> None:
+    asked = ("dram__bytes_read.sum", "dram__bytes_read.sum.per_second", "sm__warps_active.avg", "launch__waves")
+    log = (
+        "==PROF== no metric here: launch__waves\n==ERROR== Failed to find metric dram__bytes_read.sum\n"
+        "==ERROR== Failed to find metric regex:^sm__warps_active\\.avg$\nFailed to find metric launch__waves\n"
+    )
+    assert unknown_metrics(log, asked) == ("dram__bytes_read.sum", "sm__warps_active.avg")
 
 
 @pytest.mark.parametrize(("version", "why"), [("2022.4.0.0", "nodes of a graph"), ("none", "names no version")])

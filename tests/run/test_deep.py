@@ -147,6 +147,15 @@ def test_what_ended_the_process_comes_before_what_ncu_made_of_it(
     assert not (tmp_path / "b").exists()
 
 
+def test_the_child_is_started_from_any_folder_and_says_why_it_cannot_run(
+    variant: Variant, fake_ncu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_ncu.mode("runs-child")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnfitError, match=r"^variant 'a': runs on cpu, ncu profiles CUDA kernels$"):
+        profile_kernels(variant, tmp_path / "b", through="ncu")
+
+
 def test_what_cannot_be_profiled_here_is_said_before_anything_starts(
     scenario: MakeScenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
