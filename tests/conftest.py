@@ -1,16 +1,42 @@
-"""One thread for torch: the matrices of the tests are tiny, and waiting threads spin, ten times slower if busy.
+"""What all tests share, set before anything imports torch or Triton; processes that tests start inherit it.
 
-Set before anything imports torch; subprocesses inherit it. And an ncu on PATH that needs no GPU: probes/fake_ncu.py.
+- One thread for torch: the matrices of the tests are tiny, and waiting threads spin, ten times slower if busy.
+- Triton's interpreter where there is no GPU: Triton reads the variable at its first import, whichever test that is.
+- Ctrl-C interrupts although a shell started the tests in its background and told them to ignore it.
+- No deadline for an example of Hypothesis: on a busy machine any of them can take seconds.
+- An ncu on PATH that needs no GPU: probes/fake_ncu.py.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
+
+def _has_gpu() -> bool:
+    """As ``torch.cuda.is_available``, without the seconds that importing torch takes."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_uint()
+    return nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
+
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not _has_gpu():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+hypothesis.settings.register_profile("workbench", deadline=None)
+hypothesis.settings.load_profile("workbench")
 
 FAKE = Path(__file__).with_name("probes") / "fake_ncu.py"
 
