@@ -26,6 +26,7 @@ from workbench.reports.blocks import (
 )
 from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG, TEMPLATES
+from workbench.reports.step_figure import COLOURS
 from workbench.reports.table import Cell, Column, Group, Table
 
 Attributes = dict[str, Any]
@@ -95,8 +96,9 @@ def themed(figure: dict[str, Any], browser: Browser) -> dict[str, Any]:
 
 
 def legend(names: Sequence[str]) -> Component:
-    """Return causes beside their colours."""
-    items = [html.Li([html.Span(className=f"swatch {SWATCHES.get(name, 'cause-other')}"), name]) for name in names]
+    """Return causes, and what a span of a step is, beside their colours."""
+    swatches = [SWATCHES.get(COLOURS.get(name, name), "cause-other") for name in names]
+    items = [html.Li([html.Span(className=f"swatch {one}"), name]) for one, name in zip(swatches, names, strict=True)]
     hidden: Attributes = {"aria-hidden": "true"}
     return html.Ul(items, className="legend", **hidden)
 

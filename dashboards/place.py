@@ -34,7 +34,8 @@ class Place:
 
     ``run``, ``baseline``: ids of runs; the baseline stays pinned from page to page. ``variant``: one of the run's;
     empty: the first. ``start_ns``, ``end_ns``: window of the timeline on the bundle's clock; None: to the end of the
-    run. ``kernel``: kernel_id pointed at. ``by``: rows of the kernel table. ``text``, ``state``, ``scenario``,
+    run. ``counters``: which of them the timeline draws. ``kernel``: kernel_id pointed at. ``by``: rows of the kernel
+    table. ``text``, ``state``, ``scenario``,
     ``device``: filters of the run list.
     """
 
@@ -46,6 +47,7 @@ class Place:
     end_ns: int | None = None
     kernel: int | None = None
     by: Literal["name", "execution"] = "name"
+    counters: Literal["main", "all"] = "main"
     text: str = ""
     state: str = ""
     scenario: str = ""
@@ -66,6 +68,7 @@ class Place:
             if (value := getattr(self, name)) is not None
         ]
         pairs += [("by", self.by)] if self.by != "name" else []
+        pairs += [("counters", self.counters)] if self.counters != "main" else []
         query = urlencode([(name, value) for name, value in pairs if value], errors="surrogatepass")
         return f"?{query}" if query else ""
 
@@ -95,6 +98,7 @@ def read_place(path: str | None, query: str | None) -> Place:
     given = dict(reversed(pairs))  # the first of two counts
     texts: dict[str, Any] = {name: given[name][:MAX_TEXT] for name in _TEXTS if name in given}
     by: Literal["name", "execution"] = "execution" if given.get("by") == "execution" else "name"
+    counters: Literal["main", "all"] = "all" if given.get("counters") == "all" else "main"
     return Place(
         known,
         **texts,
@@ -102,6 +106,7 @@ def read_place(path: str | None, query: str | None) -> Place:
         end_ns=_integer(given.get("end_ns")),
         kernel=_integer(given.get("kernel")),
         by=by,
+        counters=counters,
     )
 
 

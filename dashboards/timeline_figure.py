@@ -13,13 +13,15 @@ import numpy as np
 from workbench.diagnose.numbers import significant
 from workbench.reports.labels import figure_text, visible
 from workbench.reports.palette import CAUSES, VARIANTS
-from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline
-from workbench.timeline.window import Band, Binned, Each, Gaps, Row, Values, Window
+from workbench.timeline.stretches import PassBand
+from workbench.timeline.track import LaneTrack, SampleTrack, SpanTrack
+from workbench.timeline.tracks import Timeline
+from workbench.timeline.window import Band, Binned, Each, Gaps, Row, Shares, Values, Window
 
 Figure = dict[str, Any]
 
 LABEL_PIXELS = 18
-SPAN_PIXELS, LANE_PIXELS, GRAPH_PIXELS = 24, 15, 56
+SPAN_PIXELS, LANE_PIXELS, GRAPH_PIXELS, EMPTY_PIXELS = 24, 15, 56, 4
 AXIS_PIXELS = 60
 PHASES = {"draft": CAUSES["draft"], "forward": CAUSES["compute"], "verify": CAUSES["verify-and-sampling"]}
 PASSES = {
@@ -30,6 +32,7 @@ PASSES = {
 }
 MUTED = "#7d828c"
 GAP, WAIT, SPILL, SAMPLE = CAUSES["launch-gap"], CAUSES["cpu-sync"], CAUSES["spill"], VARIANTS[0]
+MAX_BANDS, LETTER_PIXELS = 60, 6.4
 UNITS = (("s", 9), ("ms", 6), ("µs", 3), ("ns", 0))
 NAMES = (*VARIANTS, "#4a8fd0", "#7f8c2b", "#8a5f4a", "#5a63b8")
 
@@ -42,8 +45,11 @@ def duration_text(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
-def timeline_figure(timeline: Timeline, window: Window, selected: tuple[int, int] | None = None) -> Figure:
-    """Return the figure of ``window``. ``selected``: start and end in ns of what to point at."""
+def timeline_figure(
+    timeline: Timeline, window: Window, selected: tuple[int, int] | None = None, width: int = 1200
+) -> Figure:
+    """Return the figure of ``window``. ``selected``: start and end in ns of what to point at. ``width``: of the figure,
+    pixels, by which labels of passes make way for each other."""
     zero = timeline.start_ns
     heights = [_height(row) for row in window.rows]
     total = sum(heights) + LABEL_PIXELS * len(heights)
@@ -60,12 +66,14 @@ def timeline_figure(timeline: Timeline, window: Window, selected: tuple[int, int
         "annotations": [],
         "shapes": [],
     }
+    passes = _passes(timeline, window)
+    _mark_passes(layout, passes, window, zero, width)
     top = 0
     for index, (row, height) in enumerate(zip(window.rows, heights, strict=True)):
         name = "y" if index == 0 else f"y{index + 1}"
         upper = 1 - (top + LABEL_PIXELS) / total
         lower = 1 - (top + LABEL_PIXELS + height) / total
-        traces, axis, remark = _row(row, zero)
+        traces, axis, remark = _row(row, zero, passes)
         data += [trace | {"yaxis": name, "xaxis": "x"} for trace in traces]
         layout[f"yaxis{index + 1 if index else ''}"] = {
             "domain": [max(0.0, lower), min(1.0, upper)],
@@ -85,6 +93,8 @@ def timeline_figure(timeline: Timeline, window: Window, selected: tuple[int, int
 def _height(row: Row) -> int:
     content = row.content
     if isinstance(content, Each):
+        if not len(content.start):
+            return EMPTY_PIXELS
         return SPAN_PIXELS if not row_is_nested(row) else LANE_PIXELS * (int(content.depth.max(initial=0)) + 1)
     empty = isinstance(content, Values | Band) and not len(content.start)
     return SPAN_PIXELS if isinstance(content, Gaps) or empty else GRAPH_PIXELS
@@ -108,6 +118,57 @@ def _label(row: Row, remark: str, upper: float) -> dict[str, Any]:
         "showarrow": False,
         "font": {"size": 11},
     }
+
+
+def _passes(timeline: Timeline, window: Window) -> tuple[PassBand, ...]:
+    """Return when passes ran within the window; nothing where the window lies within one, or they are too many."""
+    found = [band for band in timeline.bands if band.start_ns < window.end_ns and band.end_ns > window.start_ns]
+    within = len(found) == 1 and found[0].start_ns <= window.start_ns and found[0].end_ns >= window.end_ns
+    return () if within or len(found) > MAX_BANDS else tuple(found)
+
+
+def _mark_passes(layout: dict[str, Any], bands: tuple[PassBand, ...], window: Window, zero: int, width: int) -> None:
+    """Lay a band behind every row while a pass ran, with its name above; names that would meet stand on two lines."""
+    span = window.end_ns - window.start_ns
+    lines: list[float] = []
+    for band in bands:
+        colour = PASSES.get(f"{band.run_pass} step", MUTED)
+        left, right = max(band.start_ns, window.start_ns), min(band.end_ns, window.end_ns)
+        layout["shapes"].append(
+            {
+                "type": "rect",
+                "layer": "below",
+                "xref": "x",
+                "yref": "paper",
+                "x0": left - zero,
+                "x1": right - zero,
+                "y0": 0,
+                "y1": 1,
+                "fillcolor": _faint(colour, 0.13),
+                "line": {"width": 1, "color": _faint(colour, 0.5)},
+            }
+        )
+        text = f"{band.run_pass}, {band.steps:,} steps"
+        at, needs = (left - window.start_ns) / span * width, LETTER_PIXELS * len(text)
+        at = max(0.0, min(at, width - needs))
+        line = next((index for index, end in enumerate(lines) if end <= at), len(lines))
+        lines[line : line + 1] = [at + needs]
+        layout["annotations"].append(
+            {
+                "xref": "x",
+                "yref": "paper",
+                "x": round(window.start_ns - zero + at / width * span),
+                "y": 1,
+                "yshift": LABEL_PIXELS * line,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "text": figure_text(visible(text, 60)),
+                "showarrow": False,
+                "font": {"size": 11, "color": colour},
+            }
+        )
+    layout["margin"]["t"] += LABEL_PIXELS * len(lines)
+    layout["height"] += LABEL_PIXELS * len(lines)
 
 
 def _pointer(selected: tuple[int, int], zero: int) -> dict[str, Any]:
@@ -154,8 +215,10 @@ Drawn = tuple[list[dict[str, Any]], dict[str, Any], str]
 _NO_TICKS: dict[str, Any] = {"showticklabels": False, "range": [0, 1]}
 
 
-def _row(row: Row, zero: int) -> Drawn:
+def _row(row: Row, zero: int, passes: tuple[PassBand, ...]) -> Drawn:
     content = row.content
+    if isinstance(row.track, LaneTrack):
+        return _shares(row.track, content, zero)
     if isinstance(row.track, SampleTrack):
         return _samples(row.track, content, zero)
     if isinstance(content, Each):
@@ -163,7 +226,9 @@ def _row(row: Row, zero: int) -> Drawn:
     if isinstance(content, Gaps):
         return _gaps(content, zero)
     if isinstance(content, Binned):
-        return _binned_gaps(content, zero) if row.track.gaps else _busy(row.track, content, zero)
+        if row.track.gaps:
+            return _binned_gaps(content, zero)
+        return _busy(row.track, content, zero, passes if row.track.key == "steps" else ())
     raise AssertionError(f"{row.track.key}: {type(content).__name__} is no content of a span track")
 
 
@@ -200,7 +265,11 @@ def _each(track: SpanTrack, content: Each, zero: int) -> Drawn:
         ],
         "hoverinfo": "text",
     }
-    remark = f"({content.hidden:,} inner calls not drawn)" if content.hidden else ""
+    remarks = [track.remark] if track.remark else []
+    remarks += [f"{content.hidden:,} inner calls not drawn"] if content.hidden else []
+    remark = f"({'; '.join(remarks)})" if remarks else ""
+    if not lengths:
+        return [], _NO_TICKS, remark
     return [trace], {"showticklabels": False, "range": [deepest + 0.5, -0.5]}, remark
 
 
@@ -234,22 +303,64 @@ def _filled(x: list[int], y: list[float], colour: str) -> dict[str, Any]:
     }
 
 
-def _faint(colour: str) -> str:
+def _faint(colour: str, alpha: float = 0.35) -> str:
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return f"rgba({red},{green},{blue},0.35)"
+    return f"rgba({red},{green},{blue},{alpha})"
 
 
-def _busy(track: SpanTrack, content: Binned, zero: int) -> Drawn:
+def _busy(track: SpanTrack, content: Binned, zero: int, passes: tuple[PassBand, ...]) -> Drawn:
     bins, edges = content.bins, content.edges - zero
     share = bins.busy_ns / np.diff(content.edges)
     colour = WAIT if track.group == "waits" else SPILL if track.key == "spills" else NAMES[0]
-    trace = _filled(edges.tolist(), [*share.tolist(), float(share[-1])], colour) | {
+    said = {
         "customdata": np.stack([bins.started, bins.longest_ns / 1e9], axis=1).tolist(),
         "hovertemplate": "%{y:.1%} busy<br>%{customdata[0]:,} begin here<br>"
         "longest: %{customdata[1]:.4s}s<extra></extra>",
     }
-    remark = f"(share of time, {int(bins.started.sum()):,} spans)"
-    return [trace], {"range": [0, 1.05], "showticklabels": False, "zeroline": True}, remark
+    remarks = [track.remark] if track.remark else []
+    remark = f"({'; '.join([*remarks, 'share of time', f'{int(bins.started.sum()):,} spans'])})"
+    traces = []
+    # A colour a pass; what is in none, as where a run has no passes, has the row's own.
+    outside = np.ones(len(share), bool)
+    for name in dict.fromkeys(band.run_pass for band in passes):
+        inside = np.zeros(len(share), bool)
+        for band in passes:
+            if band.run_pass == name:
+                inside |= (content.edges[1:] > band.start_ns) & (content.edges[:-1] < band.end_ns)
+        outside &= ~inside
+        own = np.where(inside, share, 0.0)
+        traces.append(_filled(edges.tolist(), [*own.tolist(), float(own[-1])], PASSES.get(f"{name} step", colour)))
+    own = np.where(outside, share, 0.0)
+    if own.any() or not traces:
+        traces.append(_filled(edges.tolist(), [*own.tolist(), float(own[-1])], colour))
+    return [trace | said for trace in traces], {"range": [0, 1.05], "showticklabels": False, "zeroline": True}, remark
+
+
+def _shares(track: LaneTrack, content: object, zero: int) -> Drawn:
+    if not isinstance(content, Shares):
+        raise AssertionError(f"{track.key}: {type(content).__name__} is no content of lanes")
+    bins, x = content.bins, (content.edges[:-1] - zero).tolist()
+    parts = (
+        (bins.computing, CAUSES["floor"], "computing"),
+        (bins.other, CAUSES["instruction-bound"], "in a task, not computing"),
+        (bins.waiting, CAUSES["barrier-wait"], "waiting"),
+    )
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "lanes",
+            "x": x,
+            "y": [round(value, 4) for value in values.tolist()],
+            "line": {"width": 0, "shape": "hv", "color": colour},
+            "fillcolor": _faint(colour, 0.75),
+            "hovertemplate": f"{what}: %{{y:.0%}} of the CTAs<extra></extra>",
+        }
+        for values, colour, what in parts
+    ]
+    axis: dict[str, Any] = {"range": [0, 1.05], "tickvals": [0, 0.5, 1], "tickformat": ".0%"}
+    axis |= {"ticklabelposition": "inside", "showgrid": True, "tickfont": {"size": 9, "color": MUTED}}
+    return traces if bins.there.any() else [], axis, "(laned steps: green compute, blue other work, grey wait)"
 
 
 def _binned_gaps(content: Binned, zero: int) -> Drawn:
@@ -286,15 +397,14 @@ def _samples(track: SampleTrack, content: object, zero: int) -> Drawn:
         if not len(content.start):
             return [], _NO_TICKS, f"({unit}; no sample here)"
         instant = bool((content.end == content.start).all())
-        x = (content.start - zero).tolist()
-        y = content.value.tolist()
+        x, y = _stairs(content, zero, instant)
         trace = {
             "type": "scatter",
             "mode": "lines+markers" if instant else "lines",
             "marker": {"size": 4, "color": SAMPLE},
-            "x": x if instant else [*x, int(content.end[-1]) - zero],
-            "y": y if instant else [*y, y[-1]],
-            "line": {"shape": "hv", "width": 1.5, "color": SAMPLE},
+            "x": x,
+            "y": y,
+            "line": {"shape": "linear" if instant else "hv", "width": 1.5, "color": SAMPLE},
             "hovertemplate": f"%{{y:.4~g}} {unit}<extra></extra>",
         }
         return [trace], axis, f"({unit})"
@@ -303,6 +413,22 @@ def _samples(track: SampleTrack, content: object, zero: int) -> Drawn:
             return [], _NO_TICKS, f"({unit}; no sample here)"
         return _band(content, zero, unit), axis, f"({unit}; least to greatest in each bin)"
     raise AssertionError(f"{track.key}: {type(content).__name__} is no content of a counter")
+
+
+def _stairs(content: Values, zero: int, instant: bool) -> tuple[list[int | None], list[float | None]]:
+    """Return the corners of the line; it breaks where nothing was sampled for a time."""
+    start, end, value = (content.start - zero).tolist(), (content.end - zero).tolist(), content.value.tolist()
+    if instant:
+        return start, value
+    x: list[int | None] = []
+    y: list[float | None] = []
+    for index, (begin, stop, one) in enumerate(zip(start, end, value, strict=True)):
+        x.append(begin)
+        y.append(one)
+        if index + 1 == len(start) or start[index + 1] > stop:
+            x += [stop, None]
+            y += [one, None]
+    return x[:-1], y[:-1]
 
 
 def _band(content: Band, zero: int, unit: str) -> list[dict[str, Any]]:

@@ -106,6 +106,7 @@ class _Run:
         instant = {"source": "nvml", "device": 0, "start_ns": end, "end_ns": end}
         made["counters"].append(instant | {"name": "sm_clock", "unit": "MHz", "value": 1980.0})
         made["counters"].append(instant | {"name": "memory_clock", "unit": "MHz", "value": 3201.0})
+        made["counters"].append(instant | {"name": "throttle_hw_slowdown", "unit": "flag", "value": 0.0})
 
 
 def write_run(path: Path, names: tuple[str, str] = ("plain", "mtp"), text: str = "made", speed: float = 1.0) -> Path:

@@ -143,6 +143,35 @@ def test_a_zoom_is_in_the_address_and_comes_back(watched: Watched, ids: dict[str
     assert watched.complaints == []
 
 
+def test_counters_that_say_nothing_are_named_and_drawn_on_demand(watched: Watched, ids: dict[str, str]) -> None:
+    from playwright.sync_api import expect
+
+    watched.open(Place("timeline", run=ids["head"]))
+    notes, labels = watched.page.locator("#timeline-notes"), watched.page.locator("#timeline-graph .infolayer")
+    expect(notes).to_contain_text("Never set: throttle hw slowdown")
+    expect(notes).to_contain_text("memory clock")
+    expect(labels).to_contain_text("HBM read")
+    expect(labels).not_to_contain_text("throttle")
+    watched.page.get_by_text("all counters", exact=True).click()
+    expect(labels).to_contain_text("throttle hw slowdown")
+    assert watched.place.counters == "all"
+    assert watched.complaints == []
+
+
+def test_the_median_step_has_the_signals_of_other_passes(watched: Watched, ids: dict[str, str]) -> None:
+    from playwright.sync_api import expect
+
+    watched.open(Place("timeline", run=ids["head"], variant="mtp"))
+    watched.page.get_by_text("median step", exact=True).click()
+    picture = watched.page.locator("#timeline-step")
+    expect(picture.locator("h2").first).to_contain_text("Median traced step")
+    expect(picture.locator(".infolayer")).to_contain_text("HBM read")
+    watched.page.get_by_text("sampled pass", exact=True).click()
+    expect(picture.locator("h2")).to_have_count(0)
+    expect(watched.page.locator("#timeline-notes")).to_contain_text("Nothing in this window: thread 1")
+    assert watched.complaints == []
+
+
 def test_a_kernel_leads_to_the_timeline(watched: Watched, ids: dict[str, str]) -> None:
     from playwright.sync_api import expect
 

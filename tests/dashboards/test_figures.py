@@ -12,9 +12,12 @@ from workbench.dashboards.timeline_figure import duration_text, timeline_figure
 from workbench.runs.catalogue import RunEntry
 from workbench.runs.changes import Change
 from workbench.runs.history import HistoryPoint, Series
+from workbench.timeline.lanes import Lanes
 from workbench.timeline.samples import Samples
 from workbench.timeline.spans import Spans
-from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline
+from workbench.timeline.stretches import PassBand
+from workbench.timeline.track import LaneTrack, SampleTrack, SpanTrack
+from workbench.timeline.tracks import Timeline
 from workbench.timeline.window import look
 from workbench.trace.manifest import Manifest
 
@@ -66,6 +69,55 @@ def test_a_window_between_two_samples_is_empty_and_says_so() -> None:
     figure = _figure(Timeline("v", BOOT, BOOT + 20_000, (track,), {}, {}), 2_000, 3_000)
     assert figure["data"] == []
     assert "no sample here" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_passes_are_named_bands_and_colour_the_steps() -> None:
+    start = np.concatenate([BOOT + 1_000 * np.arange(9000), BOOT + 20_000_000 + 1_000 * np.arange(9000)])
+    steps = SpanTrack("steps", "steps", "steps", Spans(start, start + 900), ("clean step",), "steps")
+    bands = (
+        PassBand("clean", BOOT, BOOT + 9_000_000, 9000),
+        PassBand("<b>x</b>", BOOT + 20_000_000, BOOT + 29_000_000, 9000),
+    )
+    timeline = Timeline("v", BOOT, BOOT + 29_000_000, (steps,), {}, {}, bands=bands)
+    whole = _figure(timeline, 0, 29_000_000)
+    assert [(shape["x0"], shape["x1"]) for shape in whole["layout"]["shapes"]] == [
+        (0, 9_000_000),
+        (20_000_000, 29_000_000),
+    ]
+    texts = [note["text"] for note in whole["layout"]["annotations"]]
+    assert texts[0] == "clean, 9,000 steps"
+    assert "<b>" not in texts[1]
+    clean, other = whole["data"]
+    assert max(clean["y"][:100]) > 0.5
+    assert max(clean["y"][300:]) == 0
+    assert max(other["y"][:100]) == 0
+    inside = _figure(timeline, 1_000, 50_000)  # within one pass there is nothing to tell apart
+    assert inside["layout"]["shapes"] == []
+
+
+def test_labels_of_passes_that_would_meet_stand_on_two_lines() -> None:
+    start = np.array([BOOT, BOOT + 10, BOOT + 1_000])
+    track = SpanTrack("steps", "steps", "steps", Spans(start, start + 5), ("clean step",), "steps")
+    bands = tuple(PassBand("clean", int(at), int(at) + 5, 1) for at in start)
+    figure = _figure(Timeline("v", BOOT, BOOT + 2_000, (track,), {}, {}, bands=bands), 0, 2_000)
+    assert [note["yshift"] for note in figure["layout"]["annotations"][:3]] == [0, 18, 0]
+
+
+def test_a_line_breaks_where_nothing_was_sampled() -> None:
+    start = BOOT + np.array([0, 10, 50])
+    track = SampleTrack("accept", "accept", "steps", Samples(start, start + 10, np.array([1.0, 2.0, 3.0])), "tokens")
+    (line,) = _figure(Timeline("v", BOOT, BOOT + 60, (track,), {}, {}), 0, 60)["data"]
+    assert line["x"] == [0, 10, 20, None, 50, 60]
+    assert line["y"] == [1, 2, 2, None, 3, 3]
+
+
+def test_what_ctas_do_is_stacked() -> None:
+    spans = (np.array([BOOT]), np.array([BOOT + 60]))
+    lanes = Lanes(spans, spans, (np.array([BOOT + 60]), np.array([BOOT + 100])), 1)
+    figure = _figure(Timeline("v", BOOT, BOOT + 100, (LaneTrack("lanes", "CTAs", "device", lanes),), {}, {}), 0, 100)
+    computing, other, waiting = (trace["y"] for trace in figure["data"])
+    assert (computing[10], other[10], waiting[10]) == (1, 0, 0)
+    assert (computing[80], other[80], waiting[80]) == (0, 0, 1)
 
 
 @pytest.mark.parametrize(

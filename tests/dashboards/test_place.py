@@ -16,6 +16,7 @@ places = st.builds(
     end_ns=numbers,
     kernel=numbers,
     by=st.sampled_from(["name", "execution"]),
+    counters=st.sampled_from(["main", "all"]),
 )
 
 
@@ -41,6 +42,7 @@ def test_any_url_means_some_place(path: str, query: str) -> None:
         (f"kernel={10**30}", "kernel", None),
         (f"kernel={MAX_NS + 1}", "kernel", None),
         ("by=DROP", "by", "name"),
+        ("counters=every", "counters", "main"),
         ("run=a&run=b", "run", "a"),
         (f"text={'x' * (MAX_TEXT + 5)}", "text", "x" * MAX_TEXT),
         ("&".join(f"a{index}=1" for index in range(100)), "run", ""),

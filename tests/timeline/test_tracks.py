@@ -3,7 +3,9 @@ from collections.abc import Callable
 import pytest
 
 from workbench.errors import InputError, UnfitError
-from workbench.timeline.tracks import MAX_TRACKS, SampleTrack, SpanTrack, load_timeline
+from workbench.timeline.read import MAX_TRACKS
+from workbench.timeline.track import SampleTrack, SpanTrack
+from workbench.timeline.tracks import load_timeline
 from workbench.trace.bundle import Bundle
 
 US = 1_000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from workbench.errors import InputError
-from workbench.timeline.tracks import MAX_RESULT_BYTES
+from workbench.timeline.read import MAX_RESULT_BYTES
 from workbench.trace.bundle import Bundle
 
 By = Literal["name", "execution"]

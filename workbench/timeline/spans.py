@@ -30,7 +30,8 @@ class Spans:
     """Spans [start, end) in ns, sorted by start here; ``ids`` and ``codes`` go with them.
 
     ``marks``: a truth value for each span. A gap is a time, after the first span and before the last start, that no
-    span covers.
+    span covers. ``pieces``: what a span is part of, by number, -1 for nothing; only between two spans of one piece is
+    there a gap, so that a pause between two recordings is none.
     """
 
     def __init__(
@@ -40,18 +41,21 @@ class Spans:
         ids: Ints | None = None,
         codes: Codes | None = None,
         marks: Ints | None = None,
+        pieces: Ints | None = None,
     ) -> None:
         if len(start) > 1 and (start[1:] < start[:-1]).any():
             order = np.argsort(start, kind="stable")
             start, end = start[order], end[order]
-            ids, marks = (one if one is None else one[order] for one in (ids, marks))
+            ids, marks, pieces = (one if one is None else one[order] for one in (ids, marks, pieces))
             codes = codes if codes is None else codes[order]
         self.start, self.end = start, end
         self.ids = np.arange(len(start), dtype=np.int64) if ids is None else ids
         self.codes = np.zeros(len(start), dtype=np.int32) if codes is None else codes
         self.reach = np.maximum.accumulate(end) if len(end) else end
         before = np.concatenate((start[:1], self.reach[:-1]))
-        self._gap = Pyramid(np.maximum(start - before, 0), "max")
+        self._joined = _joined(pieces)
+        gap = np.maximum(start - before, 0)
+        self._gap = Pyramid(gap if self._joined is None else np.where(self._joined, gap, 0), "max")
         self._longest = Pyramid(end - start, "max")
         self._covered = np.concatenate(([0], np.cumsum(np.maximum(end - np.maximum(before, start), 0))))
         self._marked = None if marks is None else np.concatenate(([0], np.cumsum(marks != 0)))
@@ -64,6 +68,13 @@ class Spans:
         first, last = self.range(start_ns, end_ns)
         rows = np.arange(first, last)
         return rows[self.end[first:last] > start_ns]
+
+    def touch(self, start_ns: int, end_ns: int) -> bool:
+        """Return whether a span touches [start_ns, end_ns), or a gap holds all of it."""
+        first, last = self.range(start_ns, end_ns)
+        if bool((self.end[first:last] > start_ns).any()):
+            return True
+        return 0 < first < len(self) and (self._joined is None or bool(self._joined[first]))
 
     def range(self, start_ns: int, end_ns: int) -> tuple[int, int]:
         """Return first and one past the last row that can touch the window; ``rows`` keeps those that do."""
@@ -78,7 +89,7 @@ class Spans:
             return None
         rows = np.arange(first[0], last[0])
         begin, stop = self.reach[rows - 1], self.start[rows]
-        open_ = stop > begin
+        open_ = stop > begin if self._joined is None else (stop > begin) & self._joined[rows]
         return begin[open_], stop[open_]
 
     def bins(self, edges: Ints) -> SpanBins:
@@ -112,3 +123,12 @@ class Spans:
         reach = np.where(starts > 0, self.reach[np.maximum(starts - 1, 0)], moments)
         until: Ints = self._covered[starts] - np.maximum(reach - moments, 0)
         return until
+
+
+def _joined(pieces: Ints | None) -> npt.NDArray[np.bool_] | None:
+    """Return for each span whether the one before is part of the same piece; None where all are."""
+    if pieces is None:
+        return None
+    joined = np.zeros(len(pieces), bool)
+    joined[1:] = (pieces[1:] == pieces[:-1]) & (pieces[1:] >= 0)
+    return joined

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.errors import InputError
+from workbench.timeline.lanes import LaneBins
 from workbench.timeline.pyramid import Ints
 from workbench.timeline.samples import Floats
 from workbench.timeline.spans import Codes, SpanBins
-from workbench.timeline.tracks import SampleTrack, SpanTrack, Timeline, Track
+from workbench.timeline.track import LaneTrack, SampleTrack, SpanTrack, Track
+from workbench.timeline.tracks import Timeline
 
 MAX_BINS = 2000
 MAX_SPANS = 400
@@ -69,7 +71,15 @@ class Band:
     high: Floats
 
 
-Content = Each | Binned | Gaps | Values | Band
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What CTAs do by bin; ``edges`` in ns, one more than bins."""
+
+    edges: Ints
+    bins: LaneBins
+
+
+Content = Each | Binned | Gaps | Values | Band | Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,7 @@ def look(timeline: Timeline, start_ns: int, end_ns: int, bins: int, keys: frozen
     if not 1 <= bins <= MAX_BINS:
         raise InputError(f"timeline: {bins} bins", hint=f"ask for 1 to {MAX_BINS}")
     edges = edges_of(start_ns, end_ns, bins)
-    rows = [
-        Row(track, _samples(track, edges) if isinstance(track, SampleTrack) else _spans(track, edges))
-        for track in timeline.tracks
-        if keys is None or track.key in keys
-    ]
+    rows = [Row(track, _content(track, edges)) for track in timeline.tracks if keys is None or track.key in keys]
     return Window(start_ns, end_ns, tuple(rows))
 
 
@@ -120,6 +126,12 @@ def edges_of(start_ns: int, end_ns: int, bins: int) -> Ints:
     # Integers: a float cannot hold a clock that counts nanoseconds since 1970.
     steps = np.arange(count + 1, dtype=object) * (end_ns - start_ns) // count
     return np.asarray(steps, dtype=np.int64) + start_ns
+
+
+def _content(track: Track, edges: Ints) -> Content:
+    if isinstance(track, LaneTrack):
+        return Shares(edges, track.lanes.bins(edges))
+    return _samples(track, edges) if isinstance(track, SampleTrack) else _spans(track, edges)
 
 
 def _spans(track: SpanTrack, edges: Ints) -> Content:
