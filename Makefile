@@ -35,7 +35,8 @@ RUNS ?= build/screenshots
 screenshots: .venv-test/.installed
 	test "$(RUNS)" != build/screenshots || { rm -rf build/screenshots && mkdir -p build && \
 	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/first && \
-	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/second; }
+	    .venv-test/bin/workbench run quickstart --no-report --out build/screenshots/second && \
+	    .venv-test/bin/workbench demo --out build/screenshots/demo; }
 	.venv-test/bin/python tests/dashboards/take_screenshots.py "$(RUNS)"
 
 # The picture of one step, docs/images/six-signals.png: from the recording that `workbench demo` unpacks.
