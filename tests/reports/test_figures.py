@@ -13,7 +13,7 @@ from workbench.reports.plotly_config import CONFIG, PATTERNS, TEMPLATES
 from workbench.trace.bundle import Bundle
 
 
-@pytest.fixture(params=["made_bundle", "hostile_bundle"])
+@pytest.fixture(scope="module", params=["made_bundle", "hostile_bundle"])
 def drawn(request: pytest.FixtureRequest) -> tuple[Diagnosis, dict[str, Any]]:
     """Every figure of a bundle, by name."""
     bundle: Bundle = request.getfixturevalue(request.param)
