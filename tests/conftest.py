@@ -4,6 +4,7 @@
 - Triton's interpreter where there is no GPU: Triton reads the variable at its first import, whichever test that is.
 - Ctrl-C interrupts although a shell started the tests in its background and told them to ignore it.
 - No deadline for an example of Hypothesis: on a busy machine any of them can take seconds.
+- No fsync: no test cuts the power, and a busy disk takes longer for it than the tests for the rest.
 - An ncu on PATH that needs no GPU: probes/fake_ncu.py.
 """
 
@@ -35,6 +36,7 @@ if not _has_gpu():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+os.fsync = lambda descriptor: None
 hypothesis.settings.register_profile("workbench", deadline=None)
 hypothesis.settings.load_profile("workbench")
 
