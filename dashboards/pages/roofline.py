@@ -5,9 +5,11 @@ from dash import Dash, Input, Output, State, html, no_update
 from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import graph, heading, message, section, table, variant_pills
 from workbench.dashboards.place import PageName, Place, read_place
+from workbench.diagnose.facts import Facts
 from workbench.diagnose.numbers import byte_text, percent, significant
-from workbench.diagnose.roofline import Roofline, roofline
+from workbench.diagnose.roofline import Roofline
 from workbench.errors import UnfitError, WorkbenchError
+from workbench.reports.device_sections import drawn, known_roofline
 from workbench.reports.labels import visible
 from workbench.reports.roofline_figure import roofline_figure
 from workbench.reports.table import Cell, Column, Group, Table
@@ -28,16 +30,16 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
     parts += variant_pills(place, context.catalogue.run(place.run).variants, chosen)
     if summary is None:
         raise UnfitError(f"variant {visible(chosen, 60)!r} has no measured step")
-    found = roofline(bundle, summary)
+    found = known_roofline(Facts(bundle, chosen), summary)
     parts += [message(visible(text, 300)) for text in found.missing]
     if found.points or found.roofs:
         caption = (
             "Area: time. A cross: above a roof, so its bytes or the roof are wrong. Diagonals: equal tok/s. A click on "
-            "a kernel leads to its longest run on the timeline."
+            "a kernel leads to its longest run on the timeline. Points of next to no bytes are in the table alone."
         )
-        figure = roofline_figure(found)
-        drawn = graph(figure, browser, "roofline-graph", alt="Achieved bandwidth over bytes per accepted token.")
-        parts.append(section("", [html.Figure([drawn, html.Figcaption(caption)])]))
+        figure = roofline_figure(drawn(found))
+        shown = graph(figure, browser, "roofline-graph", alt="Achieved bandwidth over bytes per accepted token.")
+        parts.append(section("", [html.Figure([shown, html.Figcaption(caption)])]))
     if found.points:
         parts.append(section("Numbers", table(_table(found))))
     return parts

@@ -108,12 +108,12 @@ def _list(context: Context, place: Place) -> Children:
     return parts
 
 
-def _baseline(context: Context, place: Place) -> float | None:
-    """Return tok/s of the pinned run; None where none is pinned or it has no answer."""
+def _baseline(context: Context, place: Place) -> tuple[RunEntry, float] | None:
+    """Return the pinned run and its tok/s; None where none is pinned or it has no answer."""
     if not place.baseline:
         return None
     try:
-        return fastest(context.catalogue.diagnosis(place.baseline)).tok_s.value
+        return context.catalogue.run(place.baseline), fastest(context.catalogue.diagnosis(place.baseline)).tok_s.value
     except WorkbenchError:
         return None
 
@@ -143,8 +143,16 @@ def _filters(every: Sequence[RunEntry], place: Place) -> Children:
 
 
 def _row(
-    context: Context, entry: RunEntry, answer: Diagnosis | WorkbenchError | None, place: Place, base: float | None
+    context: Context,
+    entry: RunEntry,
+    answer: Diagnosis | WorkbenchError | None,
+    place: Place,
+    base: tuple[RunEntry, float] | None,
 ) -> Component:
+    # Another scenario or device is another question: its tok/s is neither better nor worse.
+    pinned, speed = base if base else (entry, None)
+    alike = entry.id != pinned.id and (entry.scenario, entry.device) == (pinned.scenario, pinned.device)
+
     page: PageName = "live" if entry.state == "open" else "overview"
     name = link(visible(entry.name, 80), place.to(page, run=entry.id, variant=""))
     cells = [
@@ -152,7 +160,7 @@ def _row(
         html.Td(html.Bdi(visible(entry.scenario, 60))),
         html.Td(html.Bdi(visible(entry.device, 40))),
         html.Td(html.Span(entry.state, className=f"state {entry.state}")),
-        *_numbers(context, entry, answer, base, pinned=entry.id == place.baseline),
+        *_numbers(context, entry, answer, speed if alike else None),
         html.Td(_actions(entry, place), className="actions"),
     ]
     for cell, title in zip(cells[:-1], HEAD[1:], strict=False):
@@ -162,7 +170,7 @@ def _row(
 
 
 def _numbers(
-    context: Context, entry: RunEntry, answer: Diagnosis | WorkbenchError | None, base: float | None, *, pinned: bool
+    context: Context, entry: RunEntry, answer: Diagnosis | WorkbenchError | None, base: float | None
 ) -> list[Component]:
     if entry.error or isinstance(answer, WorkbenchError):
         text = context.said(entry.error or str(answer))
@@ -172,7 +180,7 @@ def _numbers(
         return [html.Td(text, colSpan=4, className="muted")]
     best = fastest(answer)
     speed: list[Any] = [f"{significant(best.tok_s.value)} ", tag(best.tok_s.tag)]
-    if base and not pinned:
+    if base:
         change = best.tok_s.value / base - 1
         kind = "better" if change >= 0 else "worse"
         speed.append(html.Small(f"{change:+.1%} against the baseline", className=kind))

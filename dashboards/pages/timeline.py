@@ -15,7 +15,8 @@ from workbench.dashboards.context import Browser, Children, Context, read_browse
 from workbench.dashboards.parts import heading, message, pills, section, themed, variant_pills
 from workbench.dashboards.place import PageName, Place, read_place
 from workbench.dashboards.step_view import StepView
-from workbench.dashboards.timeline_figure import duration_text, timeline_figure
+from workbench.dashboards.timeline_figure import timeline_figure
+from workbench.dashboards.timeline_rows import duration_text
 from workbench.errors import WorkbenchError
 from workbench.reports.labels import visible
 from workbench.reports.plotly_config import CONFIG

@@ -209,6 +209,15 @@ def test_words_narrow_the_list_and_a_baseline_stays_pinned(watched: Watched, ids
     assert watched.complaints == []
 
 
+def test_only_like_runs_are_measured_against_the_baseline(watched: Watched, ids: dict[str, str]) -> None:
+    watched.open(Place("runs", baseline=ids["base"]))
+    rows = watched.page.locator("#runs-list tbody tr")
+    said = {row.split()[0]: row for row in rows.all_inner_texts()}
+    assert "against the baseline" in said["head"]
+    assert "against the baseline" not in said["hostile"]  # another scenario
+    assert "against the baseline" not in said["base"]
+
+
 @pytest.mark.parametrize("name", ["damaged", "cut"])
 def test_a_damaged_run_is_one_line_and_others_work(watched: Watched, ids: dict[str, str], name: str) -> None:
     for page in ("overview", "timeline", "kernels"):

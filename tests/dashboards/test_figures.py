@@ -8,7 +8,8 @@ import pytest
 from workbench.dashboards.context import Browser, read_browser
 from workbench.dashboards.pages.history import history_figure
 from workbench.dashboards.pages.timeline import read_zoom
-from workbench.dashboards.timeline_figure import duration_text, timeline_figure
+from workbench.dashboards.timeline_figure import timeline_figure
+from workbench.dashboards.timeline_rows import duration_text
 from workbench.runs.catalogue import RunEntry
 from workbench.runs.changes import Change
 from workbench.runs.history import HistoryPoint, Series
