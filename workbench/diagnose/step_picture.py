@@ -175,10 +175,26 @@ def _spills(facts: Facts, kernels: Columns, inside: Ints, own: Ints) -> Row:
     codes, names = kernels.codes("name")
     which = np.array([name in spilling for name in names] + [False], bool)
     rows = inside[which[codes[inside]]]
-    remark = f"{len(rows):,} launches" if len(rows) else "no kernel of this step spills"
-    if not len(rows) and not len(facts.static) and not (kernels.ints("local_bytes_per_thread") >= 0).any():
-        remark = "not known: no binary was read"
+    remark = f"{len(rows):,} launches" if len(rows) else _no_spill(facts, kernels, inside)
     return _row("spills", "register spills", kernels, rows, own, np.zeros(len(rows), np.int64), ("spill",), remark)
+
+
+def _no_spill(facts: Facts, kernels: Columns, inside: Ints) -> str:
+    """Say of how many kernels of the step it is known that none spills: those whose binary, or launch, was read."""
+    names = kernels.texts("name")
+    distinct = {names[row] for row in inside.tolist()}
+    local = kernels.ints("local_bytes_per_thread")
+    read = {
+        name
+        for name, stores in zip(facts.static.texts("kernel"), facts.static.ints("spill_store_bytes"), strict=True)
+        if stores >= 0
+    } | {names[row] for row in inside.tolist() if local[row] >= 0}
+    unread = len(distinct - read)
+    if not unread:
+        return "no kernel of this step spills"
+    if unread == len(distinct):
+        return "not known: no binary of this step's kernels was read"
+    return f"no kernel known to spill; {unread} of {len(distinct)} were not read"
 
 
 def _gaps(facts: Facts, own: Ints, step_id: int) -> Row:
