@@ -176,6 +176,11 @@ def hostile_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def hostile_diagnosis(hostile_bundle: Bundle) -> Diagnosis:
+    return diagnose(hostile_bundle)
+
+
+@pytest.fixture(scope="session")
 def make_bundle() -> Callable[..., Bundle]:
     """``make_bundle(path, names, text)``: write such a bundle."""
     return write_bundle

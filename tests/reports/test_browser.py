@@ -9,7 +9,7 @@ import pytest
 
 from workbench.comparison.compare import compare
 from workbench.diagnose.summary import diagnose
-from workbench.reports.html import write_comparison, write_html
+from workbench.reports.html import render_html, write_comparison
 from workbench.trace.bundle import Bundle
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -39,10 +39,13 @@ def written(
     folder = tmp_path_factory.mktemp("written")
     bundles = {"made": made_bundle, "hostile": hostile_bundle, "device": device_bundle}
     bundles["hostile-device"] = hostile_device_bundle
-    paths = {name: write_html(bundle, folder / f"{name}.html") for name, bundle in bundles.items()}
+    diagnoses = {name: diagnose(bundle) for name, bundle in bundles.items()}
+    paths = {name: folder / f"{name}.html" for name in bundles}
+    for name, path in paths.items():
+        path.write_text(render_html(bundles[name], diagnoses[name]), encoding="utf-8")
     for name in ("hostile", "hostile-device"):
-        bundle = bundles[name]
-        found = compare(bundle, bundle, diagnose(bundle), diagnose(bundle))
+        bundle, diagnosis = bundles[name], diagnoses[name]
+        found = compare(bundle, bundle, diagnosis, diagnosis)
         paths[f"{name}-compared"] = write_comparison(bundle, bundle, found, folder / f"{name}-compared.html")
     return paths
 

@@ -7,17 +7,17 @@ import pytest
 
 from workbench.diagnose.speculation import break_even
 from workbench.diagnose.steps import load_steps
-from workbench.diagnose.summary import Diagnosis, diagnose
+from workbench.diagnose.summary import Diagnosis
 from workbench.reports import figures
 from workbench.reports.plotly_config import CONFIG, PATTERNS, TEMPLATES
 from workbench.trace.bundle import Bundle
 
 
-@pytest.fixture(scope="module", params=["made_bundle", "hostile_bundle"])
+@pytest.fixture(scope="module", params=["made", "hostile"])
 def drawn(request: pytest.FixtureRequest) -> tuple[Diagnosis, dict[str, Any]]:
     """Every figure of a bundle, by name."""
-    bundle: Bundle = request.getfixturevalue(request.param)
-    diagnosis = diagnose(bundle)
+    bundle: Bundle = request.getfixturevalue(f"{request.param}_bundle")
+    diagnosis: Diagnosis = request.getfixturevalue(f"{request.param}_diagnosis")
     names = [variant.name for variant in diagnosis.variants]
     steps = {name: load_steps(bundle, name) for name in names}
     against = {name: break_even(bundle, name) for name in names}

@@ -109,8 +109,8 @@ def test_the_same_bundle_gives_the_same_bytes(page: str, made_bundle: Bundle, tm
     assert str(made_bundle.path) not in page
 
 
-def test_hostile_text_is_inert(page: str, hostile_bundle: Bundle) -> None:
-    text = render_html(hostile_bundle, diagnose(hostile_bundle))
+def test_hostile_text_is_inert(page: str, hostile_bundle: Bundle, hostile_diagnosis: Diagnosis) -> None:
+    text = render_html(hostile_bundle, hostile_diagnosis)
     outline, harmless = Outline(text), Outline(page)
     assert outline.active == ["link href=data:,"]
     assert outline.elements == harmless.elements

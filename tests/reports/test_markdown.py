@@ -19,8 +19,8 @@ def test_the_sentence_the_table_and_the_causes(made_bundle: Bundle, made_diagnos
     assert render_markdown(made_bundle, made_diagnosis) == text
 
 
-def test_names_cannot_add_markup(hostile_bundle: Bundle) -> None:
-    text = render_markdown(hostile_bundle, diagnose(hostile_bundle))
+def test_names_cannot_add_markup(hostile_bundle: Bundle, hostile_diagnosis: Diagnosis) -> None:
+    text = render_markdown(hostile_bundle, hostile_diagnosis)
     assert "<" not in text
     assert "\u202e" not in text
     assert len(text) < 20_000
