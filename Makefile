@@ -1,7 +1,8 @@
 # Two commands matter: `make run` and `make test`. Each makes its own virtual environment first.
 PYTHON ?= python3
 PIP_FLAGS ?= --quiet --disable-pip-version-check
-# Processes that run the tests; `make test JOBS=0` for one, as under a debugger.
+# Processes that run the tests; `make test JOBS=0` for one, as under a debugger. Each takes tests in their order, so that
+# what a module shares is made once, and steals from the end of another's list when its own is done.
 JOBS ?= auto
 
 .PHONY: run test lint format picture screenshots pictures wheel clean
@@ -10,7 +11,7 @@ run: .venv/.installed
 	.venv/bin/workbench run quickstart
 
 test: .venv-test/.installed
-	.venv-test/bin/python -m pytest -m "not gpu" -n $(JOBS) $(ARGS)
+	.venv-test/bin/python -m pytest -m "not gpu" -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: .venv-test/.installed
 	.venv-test/bin/ruff check .
