@@ -11,9 +11,12 @@
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -73,3 +76,16 @@ def fake_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
     for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "NVTX_INJECTION32_PATH", "LD_PRELOAD"):
         monkeypatch.delenv(name, raising=False)
     return FakeNcu(folder, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The system's Chromium, driven by Playwright: one for all tests of a process, which open contexts of their own."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("no chromium on this machine")
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield started
+        started.close()

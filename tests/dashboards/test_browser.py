@@ -1,7 +1,6 @@
 """Every page in a real browser: it draws, complains of nothing, asks nobody else, and nothing hostile runs."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 
 from workbench.dashboards.place import Place, read_place
 from workbench.runs.catalogue import Catalogue
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 DRAWN = {
     "runs": "#runs-list tbody tr",
@@ -65,17 +62,6 @@ class Watched:
     def _response(self, response: Any) -> None:
         if response.status >= 400:
             self.complaints.append(f"{response.status} {response.url}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The report in a real browser: nothing leaves the page, nothing complains, nothing hostile runs, figures are drawn."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +10,7 @@ from workbench.diagnose.summary import diagnose
 from workbench.reports.html import render_html, write_comparison
 from workbench.trace.bundle import Bundle
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
 LIGHT_TEXT, DARK_TEXT = "rgb(29, 36, 48)", "rgb(230, 233, 239)"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +18,6 @@ from workbench.trace.bundle import Bundle
 GOLDEN = Path(__file__).parents[1] / "ingest" / "golden"
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 HOSTILE = "</script><img src=x onerror=alert(1)>\\u202e\\u001b[31m"
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 Open = Callable[..., Bundle]
 
@@ -85,22 +83,17 @@ def test_the_page_needs_nothing_and_is_the_same_twice(serving: Bundle, tmp_path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_it_opens_quietly_in_a_browser(serving: Bundle, tmp_path: Path, width: int, scheme: str) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine")
+def test_it_opens_quietly_in_a_browser(browser: Any, serving: Bundle, tmp_path: Path, width: int, scheme: str) -> None:
     path = write_html(serving, tmp_path / "r.html")
     complaints: list[str] = []
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(path.as_uri())
-        page.locator("#traced-steps .main-svg").first.wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        assert page.evaluate("document.querySelectorAll('#busy .bars .point').length") == 5
-        browser.close()
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    page.locator("#traced-steps .main-svg").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("document.querySelectorAll('#busy .bars .point').length") == 5
+    page.close()
     assert complaints == []
 
 
