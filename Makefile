@@ -5,7 +5,7 @@ PIP_FLAGS ?= --quiet --disable-pip-version-check
 # what a module shares is made once, and steals from the end of another's list when its own is done.
 JOBS ?= auto
 
-.PHONY: run test lint format picture screenshots pictures wheel clean
+.PHONY: run test lint format screenshots pictures wheel clean
 
 run: .venv/.installed
 	.venv/bin/workbench run quickstart
@@ -22,15 +22,6 @@ format: .venv-test/.installed
 	.venv-test/bin/ruff check --fix .
 	.venv-test/bin/ruff format .
 
-# The README's picture: the first screen of a fresh quickstart report, taken with the system's Chromium.
-picture: .venv/.installed
-	rm -rf build/picture && mkdir -p build docs/images
-	.venv/bin/workbench run quickstart --out build/picture
-	chromium --headless --no-sandbox --disable-gpu --disable-background-networking --hide-scrollbars \
-	    --user-data-dir=build/picture-profile --window-size=1180,1130 --virtual-time-budget=8000 \
-	    --screenshot=docs/images/report.png "file://$(CURDIR)/build/picture/report.html"
-	rm -rf build/picture-profile
-
 # The dashboard's pictures, docs/images/dashboard-*.png: of two fresh quickstart runs, or of RUNS=folder.
 RUNS ?= build/screenshots
 screenshots: .venv-test/.installed
@@ -40,7 +31,7 @@ screenshots: .venv-test/.installed
 	    .venv-test/bin/workbench demo --out build/screenshots/demo; }
 	.venv-test/bin/python tests/dashboards/take_screenshots.py "$(RUNS)"
 
-# The picture of one step, docs/images/six-signals.png: from the recording that `workbench demo` unpacks.
+# The README's picture, one step, docs/images/six-signals.png: from the recording that `workbench demo` unpacks.
 pictures: .venv-test/.installed
 	.venv-test/bin/python tests/docs/take_pictures.py
 
