@@ -2,7 +2,8 @@
 
 import math
 
-from workbench.comparison.compare import CauseChange, FindingChange, RunComparison, VariantComparison
+from workbench.comparison.chain import CauseChange
+from workbench.comparison.compare import FindingChange, RunComparison, VariantComparison
 from workbench.comparison.moved import Moved
 from workbench.comparison.ratios import FEW, Ratio, Totals, own_interval
 from workbench.diagnose.numbers import significant

@@ -1,40 +1,25 @@
 """One bundle against a baseline, variant by variant: tok/s, and the chain of what it changed through.
 
 ln(tok/s head / base) = ln(accept length ratio) - ln(step time ratio), exactly; the step time's part is split over its
-causes by logarithmic means, exactly too (``workbench.gate.attribution``). Each side is one launch: intervals hold how
+causes by logarithmic means, exactly too (``workbench.comparison.chain``). Each side is one launch: intervals hold how
 prompts or steps differ, not how launches do. ``workbench gate`` decides; this explains.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from workbench.comparison.chain import CauseChange, cause_changes, log_chain
 from workbench.comparison.moved import Moved, moved_parts
 from workbench.comparison.ratios import Ratio, Sides, pair_up
-from workbench.diagnose.accounting import Accounting
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding
 from workbench.diagnose.summary import Diagnosis, VariantSummary
 from workbench.errors import InputError
-from workbench.gate.attribution import split_log_ratio
 from workbench.gate.fingerprint import Difference, differences, facts, machine_class
-from workbench.quantity import Tag
 from workbench.trace.bundle import Bundle
 
 CONCLUSIVE_SHARE = 0.02
 """A cause that moved less than this part of the step is not named in a sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class CauseChange:
-    """One cause in ns a step. ``log``: what it adds to ln(tok/s head / base), below 0 it cost speed."""
-
-    name: str
-    base_ns: float
-    head_ns: float
-    log: float
-    tag: Tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +147,6 @@ def compare(
 
 def _variant(base: Facts, head: Facts, before: VariantSummary, after: VariantSummary) -> VariantComparison:
     sides = pair_up(base, head)
-    walls = [one.accounting.wall_ns / one.accounting.steps for one in (before, after)]
-    lengths = [one.tokens / one.steps for one in (before, after)]
     known = [facts(one.bundle, one.variant, one.settings) for one in (base, head)]
     return VariantComparison(
         before,
@@ -172,26 +155,14 @@ def _variant(base: Facts, head: Facts, before: VariantSummary, after: VariantSum
         sides.ratio("speed"),
         sides.ratio("length"),
         sides.ratio("rate"),
-        float(np.log(lengths[1] / lengths[0])),
-        float(-np.log(walls[1] / walls[0])),
-        _causes(before.accounting, after.accounting),
+        *log_chain(before, after),
+        cause_changes(before.accounting, after.accounting),
         moved_parts(base, head),
         _findings(before.findings, after.findings),
         tuple(
             one for one in differences(*known) if not one.name.startswith("machine.") and one.name != "settings.name"
         ),
     )
-
-
-def _causes(base: Accounting, head: Accounting) -> tuple[CauseChange, ...]:
-    times = [{one.name: one.total_ns / side.steps for one in side.causes} for side in (base, head)]
-    logs = split_log_ratio(times[0], times[1])
-    tags: dict[str, Tag] = {one.name: one.tag for side in (base, head) for one in side.causes}
-    changes = [
-        CauseChange(name, times[0].get(name, 0.0), times[1].get(name, 0.0), log, tags[name])
-        for name, log in logs.items()
-    ]
-    return tuple(sorted(changes, key=lambda one: (-abs(one.log), one.name)))
 
 
 def _findings(base: tuple[Finding, ...], head: tuple[Finding, ...]) -> tuple[FindingChange, ...]:

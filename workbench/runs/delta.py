@@ -4,24 +4,10 @@ ln(tok/s) = ln(accept length) - ln(step time), exactly; and the step time is the
 no noise estimate, so this says what is different, not whether it would be so again: ``workbench gate`` does.
 """
 
-import math
 from dataclasses import dataclass
 
+from workbench.comparison.chain import CauseChange, cause_changes, log_chain
 from workbench.diagnose.summary import Diagnosis, VariantSummary
-
-
-@dataclass(frozen=True, slots=True)
-class CauseDelta:
-    """One cause in ns per step, before and after; 0 where a run does not have it."""
-
-    name: str
-    base_ns: float
-    head_ns: float
-
-    @property
-    def change_ns(self) -> float:
-        """What it takes more, or less."""
-        return self.head_ns - self.base_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +21,7 @@ class VariantDelta:
     head: VariantSummary
     log_accept: float
     log_step: float
-    causes: tuple[CauseDelta, ...]
+    causes: tuple[CauseChange, ...]
 
     @property
     def log_speed(self) -> float:
@@ -64,21 +50,4 @@ def compare_runs(base: Diagnosis, head: Diagnosis) -> RunDelta:
 
 
 def _variant(base: VariantSummary, head: VariantSummary) -> VariantDelta:
-    base_step, head_step = (side.accounting.wall_ns / side.accounting.steps for side in (base, head))
-    base_tokens, head_tokens = (side.tokens / side.steps for side in (base, head))
-    times = [
-        {cause.name: cause.total_ns / side.accounting.steps for cause in side.accounting.causes}
-        for side in (base, head)
-    ]
-    causes = [CauseDelta(name, times[0].get(name, 0.0), times[1].get(name, 0.0)) for name in {**times[0], **times[1]}]
-    return VariantDelta(
-        base,
-        head,
-        _log_ratio(head_tokens, base_tokens),
-        -_log_ratio(head_step, base_step),
-        tuple(sorted(causes, key=lambda cause: (-abs(cause.change_ns), cause.name))),
-    )
-
-
-def _log_ratio(above: float, below: float) -> float:
-    return math.log(above / below) if above > 0 and below > 0 else math.nan
+    return VariantDelta(base, head, *log_chain(base, head), cause_changes(base.accounting, head.accounting))
