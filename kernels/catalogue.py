@@ -552,6 +552,15 @@ ENTRIES: tuple[Entry, ...] = (
         shape="T=8",
     ),
     Entry(
+        "decide_greedy",
+        chain_verify.decide_kernel,
+        {"tokens_ptr": "*i64", "outcome_ptr": "*i32", "lengths_ptr": "*i32"},
+        {"T": 8, "WIDE": 8, "LENGTHS": 8},
+        (),
+        1,
+        shape="T=8",
+    ),
+    Entry(
         "verify_rejection",
         chain_verify.rejection_kernel,
         {

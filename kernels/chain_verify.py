@@ -9,7 +9,8 @@ The target scored T positions: position 0 follows the last committed token, posi
   deterministic (q = 1 at its token), which is also right for a greedy drafter.
 
 Out: committed int32[T], the first ``count`` valid and -1 after them; count int32[1], bonus included; and, where
-given, kv_len int32[1] cut back by the positions that fell. Byte floor: greedy 8 T; rejection one row of p (and q),
+given, kv_len int32[1] cut back by the positions that fell. ``decide_greedy`` is the greedy rule as the end of a captured
+step: it also sets up the next one, so that the host need not. Byte floor: greedy 8 T; rejection one row of p (and q),
 4 V each. Instruction floor: about 30 per logit of that row (draw), nothing else counts.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
@@ -64,6 +65,21 @@ def greedy_kernel(
     kept = tl.min(tl.where(chosen == draft, WIDE, i), 0)  # position T - 1 has no draft, so it never matches
     last = tl.sum(tl.where(i == kept, chosen, 0), 0)
     _commit(drafts_ptr, committed_ptr, count_ptr, kv_len_ptr, kept, last, T, WIDE, CUT)
+
+
+@triton.jit
+def decide_kernel(tokens_ptr, outcome_ptr, lengths_ptr, T: tl.constexpr, WIDE: tl.constexpr, LENGTHS: tl.constexpr):
+    i = tl.arange(0, WIDE)
+    chosen = tl.load(outcome_ptr + T + 1 + i, mask=i < T, other=-1)
+    draft = tl.load(tokens_ptr + 1 + i, mask=i < T - 1, other=-2).to(tl.int32)
+    kept = tl.min(tl.where(chosen == draft, WIDE, i), 0)  # position T - 1 has no draft, so it never matches
+    last = tl.sum(tl.where(i == kept, chosen, 0), 0)
+    tl.store(outcome_ptr + i, tl.where(i < kept, draft, tl.where(i == kept, last, -1)), mask=i < T)
+    tl.store(outcome_ptr + T, kept + 1)
+    tl.store(outcome_ptr + 2 * T + 1 + i, draft, mask=i < T - 1)
+    tl.store(tokens_ptr, last.to(tl.int64))  # not a draft: nothing above reads it
+    for n in tl.static_range(LENGTHS):
+        tl.store(lengths_ptr + n, tl.load(lengths_ptr + n) + kept + 1)
 
 
 @triton.jit
@@ -191,6 +207,24 @@ def verify_greedy(
         CUT=kv_len is not None, num_warps=1,
     )  # fmt: skip
     return committed, count
+
+
+def decide_greedy(tokens: torch.Tensor, outcome: torch.Tensor, lengths: torch.Tensor) -> None:
+    """Verify the drafts among ``tokens`` int64[T] (the last committed token, then the drafts) and go on.
+
+    ``outcome`` int32[3 T] is committed [T], count [1], the target's choices [T], drafts [T - 1]; the choices are there
+    already, the rest is written. ``tokens``[0] becomes the last committed token, and every one of ``lengths`` int32[n]
+    grows by the count. Raises InputError before launch for shapes or types that do not fit.
+    """
+    kernel = "decide_greedy"
+    expect(kernel, "tokens", tokens, torch.int64, (None,), device=outcome.device)
+    width = tokens.shape[0]
+    require(kernel, 1 <= width <= 64, f"tokens holds {width} tokens, the kernel takes 1 to 64")
+    expect(kernel, "outcome", outcome, torch.int32, (3 * width,), device=outcome.device)
+    expect(kernel, "lengths", lengths, torch.int32, (None,), device=outcome.device)
+    decide_kernel[(1,)](
+        tokens, outcome, lengths, T=width, WIDE=power_of_2(width), LENGTHS=lengths.shape[0], num_warps=1
+    )
 
 
 def verify_rejection(

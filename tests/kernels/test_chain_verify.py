@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workbench.errors import InputError
-from workbench.kernels.chain_verify import VerifyConfig, floor, verify_greedy, verify_rejection
+from workbench.kernels.chain_verify import VerifyConfig, decide_greedy, floor, verify_greedy, verify_rejection
 from workbench.kernels.workspace import Workspace
 
 
@@ -28,6 +28,29 @@ def test_greedy(device: torch.device, chosen: list[int], drafts: list[int], want
     kept = sum(token >= 0 for token in want)
     assert count.tolist() == [kept]
     assert kv_len.tolist() == [100 - len(chosen) + kept]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "chosen", "committed", "count"),
+    [
+        ([9], [5], [5], 1),
+        ([9, 5, 6], [5, 6, 7], [5, 6, 7], 3),
+        ([9, 5, 9], [5, 6, 7], [5, 6, -1], 2),
+        ([9, 4, 6, 7], [5, 6, 7, 8], [5, -1, -1, -1], 1),
+    ],
+)
+def test_the_end_of_a_step_sets_up_the_next(
+    device: torch.device, tokens: list[int], chosen: list[int], committed: list[int], count: int
+) -> None:
+    width = len(tokens)
+    inputs = torch.tensor(tokens, device=device)
+    outcome = torch.full((3 * width,), -7, dtype=torch.int32, device=device)
+    outcome[width + 1 : 2 * width + 1] = torch.tensor(chosen)
+    lengths = torch.tensor([100, 103, 0], dtype=torch.int32, device=device)
+    decide_greedy(inputs, outcome, lengths)
+    assert outcome.tolist() == [*committed, count, *chosen, *tokens[1:]]
+    assert inputs.tolist() == [committed[count - 1], *tokens[1:]]
+    assert lengths.tolist() == [100 + count, 103 + count, count]
 
 
 @pytest.mark.parametrize("with_logits", [False, True])
@@ -81,6 +104,9 @@ def test_floor_and_refusals(device: torch.device) -> None:
     drafts = torch.zeros(2, dtype=torch.int32, device=device)
     with pytest.raises(InputError, match=r"drafts has shape \(2,\), needs \(3\)"):
         verify_greedy(torch.zeros(4, dtype=torch.int32, device=device), drafts)
+    words = torch.zeros(6, dtype=torch.int32, device=device)
+    with pytest.raises(InputError, match=r"outcome has shape \(6,\), needs \(9\)"):
+        decide_greedy(torch.zeros(3, dtype=torch.int64, device=device), words, words)
     zeros = torch.zeros(3, 8, device=device)
     rng = torch.zeros(2, dtype=torch.int64, device=device)
     with pytest.raises(InputError, match=r"temperature=0\.0 must be above 0"):
