@@ -9,6 +9,7 @@ from torch import Tensor
 
 from workbench.decode.clock import PhaseClock, phase_clock
 from workbench.decode.drafters.protocol import Drafter, Proposal, TargetFeatures
+from workbench.decode.host_use import HostMeter, HostUse
 from workbench.decode.model import Scores, Target
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.sampling import draw, probabilities
@@ -39,7 +40,7 @@ class StepRecord:
 
     Drafting is [start, draft_end), the verify forward [draft_end, forward_end), acceptance and commit
     [forward_end, end). ``context``: cached tokens before the step. ``width``: tokens scored. ``experts``: distinct
-    routed experts per MoE layer.
+    routed experts per MoE layer. ``host``: what the decoding thread used, read just before and just after the step.
     """
 
     start_ns: int
@@ -52,6 +53,7 @@ class StepRecord:
     accepted: int
     tokens: tuple[int, ...]
     experts: tuple[int, ...]
+    host: HostUse | None = None
 
 
 @dataclass(slots=True)
@@ -112,39 +114,43 @@ class Engine:
         news = torch.tensor([*prompt, first], device=device)
         features = TargetFeatures(scores.hidden[0], scores.taps[0])
 
-        while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
-            context = self.forward.length
-            self.clock.mark()
-            with annotate("draft"):
-                self.drafter.observe(news, features)
-                proposal = self.drafter.propose(rule.temperature, generator)
-                proposal = _trim(proposal, new_tokens - len(record.tokens))
-            self.clock.mark()
-            with annotate("forward"):
-                scores = self.forward.score(torch.cat((news[-1:], proposal.tokens))[None])
-            self.clock.mark()
-            with annotate("verify"):
-                verdict = self._judge(proposal, scores, generator)
-                committed = self._until_end(verdict.tokens)
-                self.forward.length += len(committed)
-                on_device = verdict.device_tokens
-                news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
-                features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
-                record.tokens.extend(committed)
-            self.clock.mark()
-            start, draft_end, forward_end, end = self.clock.times()
-            yield StepRecord(
-                start,
-                draft_end,
-                forward_end,
-                end,
-                context=context,
-                width=len(proposal.tokens) + 1,
-                drafted=len(proposal.tokens),
-                accepted=min(verdict.accepted, len(committed)),
-                tokens=committed,
-                experts=_distinct(scores),
-            )
+        with HostMeter() as meter:
+            while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
+                context = self.forward.length
+                before = meter.read()
+                self.clock.mark()
+                with annotate("draft"):
+                    self.drafter.observe(news, features)
+                    proposal = self.drafter.propose(rule.temperature, generator)
+                    proposal = _trim(proposal, new_tokens - len(record.tokens))
+                self.clock.mark()
+                with annotate("forward"):
+                    scores = self.forward.score(torch.cat((news[-1:], proposal.tokens))[None])
+                self.clock.mark()
+                with annotate("verify"):
+                    verdict = self._judge(proposal, scores, generator)
+                    committed = self._until_end(verdict.tokens)
+                    self.forward.length += len(committed)
+                    on_device = verdict.device_tokens
+                    news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
+                    features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
+                    record.tokens.extend(committed)
+                self.clock.mark()
+                start, draft_end, forward_end, end = self.clock.times()
+                used = meter.read().since(before, end - start)
+                yield StepRecord(
+                    start,
+                    draft_end,
+                    forward_end,
+                    end,
+                    context=context,
+                    width=len(proposal.tokens) + 1,
+                    drafted=len(proposal.tokens),
+                    accepted=min(verdict.accepted, len(committed)),
+                    tokens=committed,
+                    experts=_distinct(scores),
+                    host=used,
+                )
         record.finish = "eos" if record.tokens[-1] == self.end_token else "length"
 
     def _verify(self, proposal: Proposal, scores: Scores, generator: torch.Generator) -> Verdict:

@@ -4,6 +4,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -73,6 +74,7 @@ def _step_row(step: StepRecord, step_id: int, index: int, *, warmup: bool) -> di
         "accepted": step.accepted,
         "committed": len(step.tokens),
         "experts": list(step.experts),
+        **(asdict(step.host) if step.host is not None else {}),
     }
 
 
