@@ -50,7 +50,7 @@ def token_by_token(layer: Experts, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 40])
-def test_all_three_ways_to_run_the_experts_agree(layer: Experts, count: int) -> None:
+def test_all_ways_to_run_the_experts_agree(layer: Experts, count: int) -> None:
     x = 5 * tokens(count)  # far enough to be clamped
     _, weights, indices = layer.route(x)
     expected = token_by_token(layer, x)
@@ -61,9 +61,22 @@ def test_all_three_ways_to_run_the_experts_agree(layer: Experts, count: int) -> 
         layer._all(x, dense, layer.gate_up, layer.down),
         layer(x[None])[0][0],
         layer.chosen(x)[0],
-        layer.gathered(x)[0],
+        layer.fixed(x)[0],
     ):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    layer.groups = torch.arange(EXPERTS)
+    for got in (layer.chosen(x)[0], layer.fixed(x)[0]):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_grouped_experts_neither_gather_nor_loop(layer: Experts, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer.groups = torch.arange(EXPERTS)
+    for other in ("_gathered", "_by_expert", "_all", "rows"):
+        monkeypatch.delattr(Experts, other)
+    few, indices = layer.chosen(tokens(3))
+    assert torch.equal(few, layer.fixed(tokens(3))[0])
+    assert indices.shape == (3, TOP_K)
+    layer.chosen(tokens(300))
 
 
 def test_many_tokens_run_all_experts(layer: Experts, monkeypatch: pytest.MonkeyPatch) -> None:

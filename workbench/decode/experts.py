@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workbench.decode.fp8 import MX_GROUP, fake_quantize_groups
+from workbench.decode.grouped import grouped_linear, sort_by_expert, ungroup
 from workbench.decode.layers import SwiGLU
 from workbench.decode.mxfp4 import ScaleRounding, fake_quantize
 from workbench.decode.spec import MoE
@@ -15,7 +16,7 @@ MANY_TOKENS = 256
 """From this many rows on, most experts are chosen by someone: two large products beat many small ones."""
 
 MANY_GATHERED = 16
-"""On a GPU already from this many: gathering copies an expert's weights once for each token that chose it."""
+"""On a GPU already from this many where they are gathered: that copies an expert for each token that chose it."""
 
 ALPHA, LIMIT = 1.702, 7.0
 """gpt-oss's clamped SwiGLU: slope of the sigmoid, bound of gate (above) and up (both sides)."""
@@ -45,7 +46,8 @@ class Experts(nn.Module):
     rounds what the chosen experts multiply to FP8 in groups of ``activation_group``: 32 is MXFP8, with MXFP4 weights
     W4A8; 128 is the form that block FP8 kernels take. ``narrow``, where set, holds the weights instead of ``gate_up``
     and ``down``. ``forced`` [positions, top_k], where set, replaces the router's choice by the row of a token's
-    position, counted modulo its length; the weights follow from the router's scores of these experts.
+    position, counted modulo its length; the weights follow from the router's scores of these experts. ``groups`` int64
+    [experts], 0 and up, where set: the chosen experts run as grouped products (workbench/decode/grouped.py).
     """
 
     def __init__(self, hidden: int, shape: MoE, *, rounding: ScaleRounding = "up") -> None:
@@ -56,6 +58,7 @@ class Experts(nn.Module):
         self.activation_group = MX_GROUP
         self.narrow: NarrowExperts | None = None
         self.forced: Tensor | None = None
+        self.groups: Tensor | None = None
         self.correction = nn.Parameter(torch.zeros(shape.experts)) if shape.score == "sigmoid" else None
         self.shared = SwiGLU(hidden, shape.shared * (shape.shared_inter or shape.inter)) if shape.shared else None
         self.router = nn.Linear(hidden, shape.experts, bias=shape.bias)
@@ -113,16 +116,19 @@ class Experts(nn.Module):
         weights, indices = self.choose(x, positions)
         return self._with_shared(self._routed(self._narrow(x), weights.to(x.dtype), indices), x), indices
 
-    def gathered(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """As :meth:`chosen`, always by gathering: no shape depends on the data, so a graph can capture it."""
+    def fixed(self, x: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As :meth:`chosen`, grouped or gathered: no shape depends on the data, so a graph can capture it."""
         weights, indices = self.choose(x, positions)
-        return self._with_shared(self._gathered(self._narrow(x), weights.to(x.dtype), indices), x), indices
+        run = self._gathered if self.groups is None else self._grouped
+        return self._with_shared(run(self._narrow(x), weights.to(x.dtype), indices), x), indices
 
     def _with_shared(self, out: Tensor, x: Tensor) -> Tensor:
         return out if self.shared is None else out + self.shared(x)
 
     def _routed(self, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         on_cpu = x.device.type == "cpu"
+        if self.groups is not None:
+            return self._grouped(x, weights, indices)
         if self.narrow is not None:
             pieces = zip(*(torch.split(part, GATHER_ROWS) for part in (x, weights, indices)), strict=True)
             return torch.cat([self._gathered(*piece) for piece in pieces])
@@ -167,6 +173,14 @@ class Experts(nn.Module):
             part = F.linear(act, self.down[expert], _row(self.down_bias, expert))
             out.index_add_(0, tokens, part * weights[tokens, slots, None])
         return out
+
+    def _grouped(self, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+        """Sort the tokens by expert and multiply once a projection: each chosen weight is read once, nothing copied."""
+        assert self.groups is not None  # noqa: S101 - for the type checker
+        groups = sort_by_expert(indices, self.groups)
+        hidden = grouped_linear(x.index_select(0, groups.tokens), self.gate_up, self.gate_up_bias, groups)
+        parts = grouped_linear(self.activate(hidden), self.down, self.down_bias, groups)
+        return (ungroup(parts, groups).view(*indices.shape, -1) * weights.unsqueeze(-1)).sum(dim=1)
 
     def _gathered(self, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         """Gather each token's experts and multiply in a batch: no host round trip, so a graph can capture it."""

@@ -26,6 +26,7 @@ from workbench.decode.rungs.fit import (
     resolve_device,
     variant_spec,
 )
+from workbench.decode.rungs.grouping import ExpertForm
 from workbench.decode.rungs.plan import PLANS, stays_packed
 from workbench.decode.rungs.store import Held, WeightStore
 from workbench.decode.spec import ModelSpec
@@ -63,6 +64,7 @@ class Pipeline:
     held: Policy
     engine: "Engine | SglangEngine"
     prompts: list[TokenPrompt]
+    experts: ExpertForm | None = None
 
     def close(self) -> None:
         """End what the engine keeps running."""
@@ -115,7 +117,7 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
     )
     held = plan.held(stored, base_format(device), packed=stays_packed(variant))
     whole, tp = load_shape(variant), variant.model.tp
-    return Pipeline(variant, spec, whole, tp, device, dtype, stored, held, engine, prompts)
+    return Pipeline(variant, spec, whole, tp, device, dtype, stored, held, engine, prompts, rung.experts)
 
 
 def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Drafter:

@@ -42,9 +42,12 @@ def test_rungs_are_checked_and_timed(
         assert row["same"] == row["rows"] == 1
         assert row["ms"] > 0
     eager, _, fp4 = report["rows"]
-    assert eager["error"] == 0
+    assert eager["error"] <= (0 if DEVICE.type == "cpu" else smoke.TOLERANCE)  # on a GPU its experts are grouped
     assert 0 < fp4["error"] < smoke.TOLERANCE
     assert fp4["read_bytes"] < eager["read_bytes"]
+    assert fp4["experts"] == ""
+    if DEVICE.type == "cpu":
+        assert eager["experts"] == "looped: the grouped product is for GPUs"
     printed = capfd.readouterr().out
     assert printed.splitlines()[-1].startswith("fp4 T=1")
     assert printed.rstrip().endswith("ok")

@@ -11,6 +11,7 @@ from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.faults import REGISTER_CAP
 from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward
 from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
@@ -24,10 +25,14 @@ from workbench.scenario import Fault, Variant
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """What the decode loop needs of a rung. ``verify`` None: the loop's own verification in plain torch."""
+    """What the decode loop needs of a rung. ``verify`` None: the loop's own verification in plain torch.
+
+    ``experts``: how a plain-torch rung runs routed experts; None where there are none, and on rungs with kernels.
+    """
 
     forward: Forward
     verify: Verify | None
+    experts: ExpertForm | None = None
 
 
 def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptance | None) -> Runner:
@@ -39,6 +44,10 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
     widths = sorted({1, variant.drafter.width})
     held = replace(held, target=_as_asked(variant, held.target))
+    experts: ExpertForm | None = None
+    if plan.plain:
+        target, experts = with_grouped_experts(held.target)
+        held = replace(held, target=target)
     fp8 = plan.fp8(load_policy(variant.precision.policy, shipped=held.target.spec.shipped))
     forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8)
     if "recompute-prefix" in faults:
@@ -52,10 +61,10 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
             sleep="sleep-per-step" in faults,
         )
     if "unfused-sampling" in faults:
-        return Runner(forward, UnfusedVerifier(acceptance))
+        return Runner(forward, UnfusedVerifier(acceptance), experts)
     if plan.kernels and not plan.persistent and variant.sampling.method == "greedy":
         return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance))
-    return Runner(forward, None)
+    return Runner(forward, None, experts)
 
 
 def drafter_target(variant: Variant, target: Target) -> Target:

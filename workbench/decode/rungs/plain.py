@@ -1,7 +1,8 @@
 """The plain-torch step of fixed shapes: the eager rung's arithmetic without its host decisions.
 
-It costs what fixed shapes in plain torch cost: attention reads the whole cache slab under a mask, and experts are
-gathered into a copy, once a token, before they are multiplied.
+It costs what fixed shapes in plain torch cost: attention reads the whole cache slab under a mask. Experts run as
+grouped products; where torch has none for the device (workbench/decode/rungs/grouping.py), they are gathered into a
+copy, once a token, before they are multiplied.
 """
 
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class PlainStep:
         x = state.x + attended
         normed = block.ffn_norm(x)
         if isinstance(block.ffn, Experts):
-            out, indices = block.ffn.gathered(normed[0], state.positions)
+            out, indices = block.ffn.fixed(normed[0], state.positions)
             state.x = x + out[None]
             state.experts.append(indices)
         else:

@@ -56,6 +56,11 @@ class RungPlan:
         """Whether a scenario can only run it on an NVIDIA GPU."""
         return self.graph or self.persistent
 
+    @property
+    def plain(self) -> bool:
+        """Whether the forward is plain torch."""
+        return not self.kernels and not self.persistent
+
     def fp8(self, stored: Policy) -> frozenset[TensorClass]:
         """Return the classes that this rung multiplies in block FP8, kept as ``stored`` on disk."""
         if self.dense == "bf16":

@@ -2,8 +2,9 @@
 
 The first layers of a true shape (gpt-oss-20b, 4 layers, by default) with random weights, all rungs over the same
 numbers and the same context. A rung passes if most rows chose the eager rung's experts and those rows' logits differ
-by no more than its tolerance. Times are of steps back to back, launch gaps included, the head and all; ``of the roof``
-is the bytes that the rung holds and must read, over the time, over the read bandwidth measured first.
+by no more than its tolerance. The reference never groups its experts, so ``eager`` and ``graph`` check that product.
+Times are of steps back to back, launch gaps included, the head and all; ``of the roof`` is the bytes that the rung
+holds and must read, over the time, over the read bandwidth measured first.
 
 ``--tp 8`` runs the slice that one of eight ranks holds (GLM-5.2, MiMo): experts are then chosen from a drawn table, so
 that every row can be compared, FP8 experts are checked beside MXFP4 ones where the model ships them, and Split-K runs
@@ -33,6 +34,7 @@ from workbench.decode.rungs.agreement import Agreement, agreement, fill_context
 from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.fused import FusedStep
+from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.persistent import PersistentForward
 from workbench.decode.rungs.plain import PlainStep
@@ -125,8 +127,8 @@ def stays_packed(plan: RungPlan, policy: str) -> bool:
     return plan.packed or policy == "fp8"
 
 
-def build(case: Case, weights: Weights, capacity: int) -> Forward:
-    """Build the rung; on CUDA graphs are captured here."""
+def build(case: Case, weights: Weights, capacity: int) -> tuple[Forward, ExpertForm | None]:
+    """Build the rung and say how plain torch runs its experts; on CUDA graphs are captured here."""
     plan, policy = PLANS[case.rung], policy_of(case, weights.spec)
     held = weights.get(policy, packed=stays_packed(plan, policy))
     if case.collective_us:
@@ -134,9 +136,13 @@ def build(case: Case, weights: Weights, capacity: int) -> Forward:
     device = held.target.device
     if plan.persistent:
         packed = [part for part in held.packed if isinstance(part, PackedExperts)]
-        return PersistentForward(held.target, packed, capacity)
+        return PersistentForward(held.target, packed, capacity), None
+    experts: ExpertForm | None = None
+    if plan.plain:
+        target, experts = with_grouped_experts(held.target)
+        held = replace(held, target=target)
     if not plan.graph:
-        return EagerForward(held.target, capacity)
+        return EagerForward(held.target, capacity), experts
     slots = capacity + case.width
     cuda = device.type == "cuda"
     sms = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 132
@@ -154,7 +160,7 @@ def build(case: Case, weights: Weights, capacity: int) -> Forward:
         if plan.kernels
         else PlainStep(held.target, slots)
     )
-    return StaticForward(step, device=device, capacity=capacity, widths=[case.width], capture=cuda)
+    return StaticForward(step, device=device, capacity=capacity, widths=[case.width], capture=cuda), experts
 
 
 def reference(case: Case, weights: Weights) -> Target:
@@ -214,7 +220,7 @@ def run_case(case: Case, weights: Weights, spec: ModelSpec, context: int, steps:
     """Check and time one rung."""
     begun = time.monotonic()
     capacity = context + case.width
-    forward = build(case, weights, capacity)
+    forward, experts = build(case, weights, capacity)
     eager = EagerForward(reference(case, weights), capacity)
     device = forward.device
     generator = torch.Generator().manual_seed(1)
@@ -247,6 +253,7 @@ def run_case(case: Case, weights: Weights, spec: ModelSpec, context: int, steps:
         "ms": ms,
         "spread": spread,
         "read_bytes": moved,
+        "experts": "" if experts is None else str(experts),
         "build_s": built,
     }
 
@@ -365,7 +372,8 @@ def _line(row: dict[str, Any]) -> str:
     if "error_text" in row:
         return str(row["error_text"])
     compared = f"error {row['error']:.4f}, {row['same']}/{row['rows']} rows"
-    return f"{row['ms']:.3f} ms, {compared}, ready after {row['build_s']:.1f} s"
+    experts = f", experts {row['experts']}" if row["experts"] else ""
+    return f"{row['ms']:.3f} ms, {compared}, ready after {row['build_s']:.1f} s{experts}"
 
 
 if __name__ == "__main__":
