@@ -1,0 +1,1212 @@
+// One decode step of a whole GQA mixture-of-experts model in one launch, for 2 to 8 tokens at the end of one sequence: embedding rows to
+// the argmax after each (the verify forward of speculative decoding). persistent.cu is the same for one token; weights, caches and the
+// small arrays are in its layouts, so both run over one copy.
+//
+// One CTA a multiprocessor, all co-resident; a producer lane streams the CTA's share of every weight through a ring of shared-memory
+// stages, consumer warps follow it phase by phase, a grid barrier after each. A layer:
+//   QKV | attention | output projection | mix | gate-up | down | mix
+// What is different from one token:
+//   - activations are T times as large, so no CTA keeps the residual. A block of 64 of its columns, all tokens, belongs to one CTA, which
+//     adds what the phase before left (mix), keeps the sum in its shared memory, publishes it times the next norm's gain, its sum of squares
+//     and its share of the router's sums. The RMS factor is one number a token: readers apply it to their results.
+//   - a warp works on a fixed part of the columns (K) of a row tile and holds that part of the activation of all tokens in registers as B
+//     fragments: weights are read once, tokens are the MMA's columns, nothing but weights and sums goes through shared memory.
+//   - QKV and output projection go in tasks of a row tile and half of K: there are not enough row tiles for every CTA, and each half is
+//     one of exactly two parts that the reader adds.
+//   - experts: the distinct ones among all tokens' choices, in rising order, are the slots. Gate-up multiplies every slot with all tokens
+//     (the columns are there anyway) and keeps what was asked for; down loads the slot's tokens, zeros for the others. Tasks (slot, row tile)
+//     are dealt in contiguous runs, so a CTA sees one or two slots in down.
+//   - attention: one task for each KV head, token and split of the cached positions. The new tokens' keys and values are computed by
+//     every task that ends with them, as one more stage of positions.
+// Sums are in a fixed order everywhere: results do not depend on timing.
+//
+// Arithmetic as in persistent.cu: bf16 weights on fp32 activations split into two bf16 numbers; MXFP4 exact in fp16 against fp16
+// activations (mxfp4.cuh), gate-up's under a power of two for each warp's part of each token; fp32 sums; keys and values rounded to bf16.
+//
+//   LAYERS HIDDEN HEADS KV_HEADS HEAD_DIM EXPERTS TOPK INTER VOCAB EPS LIMIT ALPHA INTER_SCALE   as in persistent.cu
+//   TOKENS                          2, 4 or 8: the most tokens a step takes; fewer run with zeros in the other columns
+//   GRID WARPS STAGES               CTAs, consumer warps, ring depth
+//   STAGE_UNITS                     544-byte units a stage: at least a row tile of experts (HIDDEN / 64 and INTER / 64)
+//   PIECES                          row tiles a CTA sums at once
+//   SPLIT_POSITIONS                 cached positions of one token one attention task takes before there is a second split
+//   IN_FLIGHT                       most stages of a CTA that are asked for and not there yet (0: the whole ring)
+//   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
+//   LANES                           1: record %globaltimer at each phase's edges
+//   TRACE                           1: write each layer's intermediate results to `trace` (the test finds the first wrong phase by them)
+//   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "mxfp4.cuh"
+
+#ifndef WATCHDOG_NS
+#define WATCHDOG_NS 200000000ull
+#endif
+
+namespace {
+
+constexpr int kConsumers = WARPS * 32;
+constexpr int kConsumerBarrier = 1;
+constexpr int kGroup = HEADS / KV_HEADS;
+constexpr int kQueryRows = HEADS * HEAD_DIM;
+constexpr int kQkvRows = kQueryRows + 2 * KV_HEADS * HEAD_DIM;
+constexpr int kHiddenSteps = HIDDEN / 16;
+constexpr int kQuerySteps = kQueryRows / 16;
+constexpr int kHiddenUnits = HIDDEN / 64;
+constexpr int kInterUnits = INTER / 64;
+constexpr u32 kQkvTiles = kQkvRows / 16;
+constexpr u32 kOutTiles = HIDDEN / 16;
+constexpr u32 kGateUpTiles = INTER / 8;
+constexpr u32 kHeadTiles = VOCAB / 16;
+constexpr u32 kStageBytes = STAGE_UNITS * mxfp4::kUnitBytes;
+constexpr int kStepBytes = 512;  // 16 rows x 16 columns of bf16
+constexpr int kBlockColumns = 64;
+constexpr int kBlocks = HIDDEN / kBlockColumns;      // of the residual
+constexpr int kOwned = (kBlocks + GRID - 1) / GRID;  // most of them that one CTA keeps
+constexpr int kMaxSlots = TOKENS * TOPK < EXPERTS ? TOKENS * TOPK : EXPERTS;
+constexpr int kStagePositions = kStageBytes / (4 * HEAD_DIM) < 64 ? (int)(kStageBytes / (4 * HEAD_DIM)) : 64;
+constexpr int kScores = kStagePositions > TOKENS ? kStagePositions : TOKENS;
+constexpr int kMaxSplits = GRID / KV_HEADS > 0 ? GRID / KV_HEADS : 1;
+constexpr int kPartialFloats = kGroup * (HEAD_DIM + 2);  // of one attention split: sums, then (maximum, denominator) of each head
+constexpr int kPieceFloats = WARPS * 16 * TOKENS;
+constexpr int kPartFloats = PIECES * kPieceFloats;
+constexpr int kRouterLanes = (EXPERTS + 31) / 32;
+constexpr int kItems = (PIECES * 16 * TOKENS + kConsumers - 1) / kConsumers;  // results of a sum that a thread finishes
+constexpr int kTopThreads = kConsumers / (16 * TOKENS) * (16 * TOKENS);       // of the head's sums: each has one token
+constexpr float kNone = -1e30f;
+
+static_assert(TOKENS == 2 || TOKENS == 4 || TOKENS == 8, "the MMA has eight columns");
+static_assert(kHiddenUnits <= STAGE_UNITS && kInterUnits <= STAGE_UNITS, "a stage holds a row tile of experts");
+static_assert(kGroup <= WARPS, "a warp for each query head of a KV head");
+static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "lanes hold two or four dimensions");
+static_assert(IN_FLIGHT < STAGES, "the ring bounds what is in flight anyway");
+static_assert(kTopThreads > 0, "a thread for each result of a row tile");
+static_assert(WARPS * TOKENS * EXPERTS <= kPartFloats, "sums of the router reuse the parts");
+static_assert(kGroup * (HEAD_DIM + kScores) + TOKENS * HEAD_DIM <= kPartFloats, "queries, new positions and scores reuse the parts");
+
+struct Shared {
+  u64 full[STAGES];
+  u64 empty[STAGES];
+  u64 routed, held;
+  int count, position, slots, dead, is_last;
+  int token[TOKENS];
+  int choice[TOKENS][TOPK];
+  float choice_weight[TOKENS][TOPK];
+  int expert[kMaxSlots];
+  u32 mask[kMaxSlots];           // the tokens that chose the slot's expert
+  int rank[kMaxSlots][TOKENS];   // as their which choice
+  float weight[kMaxSlots][TOKENS];
+  float factor[TOKENS];          // RMS factor
+  float sums[2 * TOKENS];
+  float top[kConsumers / 16];
+  int top_row[kConsumers / 16];
+  alignas(16) float residual[kOwned * TOKENS * kBlockColumns];
+  alignas(16) float part[kPartFloats];
+};
+
+enum Phase { kQkv, kAttention, kOut, kMix, kGateUp, kDown, kAdd, kPhases };
+
+struct Ring {
+  u32 base, full, empty;
+  u32 stage, parity;
+  u32 issued, late_stage, late_parity;  // producer: stages asked for (up to IN_FLIGHT), the oldest that may not be there
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
+  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
+  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
+};
+
+// This CTA's contiguous share of so many tasks.
+struct Share {
+  u32 low, high;
+  __device__ __forceinline__ explicit Share(u32 tasks)
+      : low((u32)((u64)blockIdx.x * tasks / GRID)), high((u32)((u64)(blockIdx.x + 1) * tasks / GRID)) {}
+};
+
+__device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
+
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+__device__ __forceinline__ float4 ldg_float4(const float* address) {
+  const uint4 v = ptx::ldg128_l2(address);
+  float4 x;
+  x.x = __uint_as_float(v.x);
+  x.y = __uint_as_float(v.y);
+  x.z = __uint_as_float(v.z);
+  x.w = __uint_as_float(v.w);
+  return x;
+}
+
+// --- the attention tasks of a layer ---------------------------------------------------------------------------
+
+// Token i (position + i) sees the positions from first(i) on: cached ones below `position`, then new ones up to itself. Every token's
+// cached positions are cut into the same number of splits; the last of them also takes the new ones.
+struct Attention {
+  int position, window, splits;
+  __device__ __forceinline__ Attention(int position, int count, int window) : position(position), window(window) {
+    const int most = max(GRID / (KV_HEADS * count), 1);
+    splits = min(max((cached(0) + SPLIT_POSITIONS - 1) / SPLIT_POSITIONS, 1), min(most, kMaxSplits));
+  }
+  __device__ __forceinline__ int first(int token) const { return window > 0 ? max(position + token + 1 - window, 0) : 0; }
+  __device__ __forceinline__ int cached(int token) const { return max(position - first(token), 0); }
+  __device__ __forceinline__ int begin(int token, int split) const { return min(split * ((cached(token) + splits - 1) / splits), cached(token)); }
+  __device__ __forceinline__ int end(int token, int split) const { return begin(token, split + 1); }
+  __device__ __forceinline__ int first_new(int token) const { return max(first(token) - position, 0); }
+};
+
+// --- the producer ---------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
+  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
+#if IN_FLIGHT > 0
+  if (ring.issued < IN_FLIGHT) {
+    ++ring.issued;
+  } else {
+    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
+    if (++ring.late_stage == STAGES) {
+      ring.late_stage = 0;
+      ring.late_parity ^= 1;
+    }
+  }
+#endif
+  ptx::mbar_expect(ring.full_bar(), bytes);
+  return ring.address();
+}
+
+// Tasks of a row tile and one of PARTS equal runs of its steps, the part rising slowest.
+template <int STEPS, int PARTS, u32 TILES>
+__device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 policy) {
+  constexpr int kRun = STEPS / PARTS;
+  const Share share(TILES * PARTS);
+#pragma unroll 1
+  for (u32 task = share.low; task < share.high; ++task) {
+    const u8* source = matrix + ((u64)(task % TILES) * STEPS + task / TILES * kRun) * kStepBytes;
+#pragma unroll 1
+    for (int at = 0; at < kRun; at += STAGE_UNITS) {
+      const u32 bytes = min(STAGE_UNITS, kRun - at) * kStepBytes;
+      const u32 target = acquire_stage(ring, bytes);
+      mxfp4::load_run(target, source + (u64)at * kStepBytes, bytes, ring.full_bar(), policy);
+      ring.next();
+    }
+  }
+}
+
+// Tasks of a slot and a row tile.
+template <int UNITS, u32 TILES>
+__device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, const u8* matrix, u64 policy) {
+  const Share share(sh.slots * TILES);
+#pragma unroll 1
+  for (u32 task = share.low; task < share.high; ++task) {
+    const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
+    const u32 target = acquire_stage(ring, UNITS * mxfp4::kUnitBytes);
+    mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
+    ring.next();
+  }
+}
+
+__device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, int count, const u16* keys, const u16* values, int capacity, u64 policy) {
+  for (int task = blockIdx.x; task < KV_HEADS * count * plan.splits; task += GRID) {
+    const int split = task % plan.splits, token = task / plan.splits % count, head = task / (plan.splits * count);
+    const int end = plan.end(token, split);
+    for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
+      const u32 bytes = min(kStagePositions, end - at) * HEAD_DIM * 2;
+      const u64 offset = ((u64)head * capacity + plan.first(token) + at) * HEAD_DIM;
+      const u32 target = acquire_stage(ring, 2 * bytes);
+      ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
+      ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
+      ring.next();
+    }
+  }
+}
+
+// This CTA's 128-byte lines of an array that starts and ends on 16 bytes.
+__device__ __forceinline__ void prefetch_share(const void* source, u32 bytes) {
+  const u32 lines = (bytes + 127) / 128;
+  const u32 low = (u32)((u64)blockIdx.x * lines / GRID) * 128, high = min((u32)((u64)(blockIdx.x + 1) * lines / GRID) * 128, bytes);
+  if (high > low) ptx::bulk_prefetch_l2(static_cast<const u8*>(source) + low, high - low);
+}
+
+// --- the consumers --------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void release_stage(const Ring& ring) {
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
+}
+
+// One result of a sum: element = row * TOKENS + token of the tile.
+__device__ __forceinline__ float sum_part(const Shared& sh, int piece, int element) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * (16 * TOKENS) + element];
+  return sum;
+}
+
+// A warp's part of RUN steps of bf16, as the ring's stages cut them: step warp + i * WARPS of each stage.
+template <int RUN>
+struct Dense {
+  static constexpr int kStages = (RUN + STAGE_UNITS - 1) / STAGE_UNITS;
+  static constexpr int kEach = (STAGE_UNITS + WARPS - 1) / WARPS;
+  static constexpr bool kTwo = TOKENS == 8;  // high and low parts do not fit one MMA's columns
+  static constexpr int kWords = kTwo ? 4 : 2;
+  u32 b[kStages][kEach][kWords];
+
+  static __device__ __forceinline__ constexpr int steps(int stage) { return RUN - stage * STAGE_UNITS < STAGE_UNITS ? RUN - stage * STAGE_UNITS : STAGE_UNITS; }
+  static __device__ __forceinline__ bool has(int stage, int i, int warp) {  // the first is known to the compiler
+    return (i + 1) * WARPS <= steps(stage) || warp + i * WARPS < steps(stage);
+  }
+
+  // source: fp32 [count][stride], the run's first column. Column g of B is token g's high part (8 tokens: and, in another MMA, its low one);
+  // with fewer tokens columns T to 2T are the low parts.
+  __device__ __forceinline__ void load(const float* source, int stride, int count) {
+    const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
+    const int token = g % TOKENS, part = g / TOKENS;
+    const bool there = token < count && part < 2;
+    source += (u64)token * stride + t * 4;
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      float4 x[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        x[i].x = x[i].y = x[i].z = x[i].w = 0.0f;
+        if (has(s, i, warp) && there) x[i] = ldg_float4(source + (s * STAGE_UNITS + warp + i * WARPS) * 16);
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float values[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+        u32 high[4], low[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          high[k] = ptx::to_bf16(values[k]);
+          low[k] = ptx::to_bf16(values[k] - ptx::bf16_value((u16)high[k]));
+        }
+        if (kTwo) {
+          b[s][i][0] = high[0] | high[1] << 16;
+          b[s][i][1] = high[2] | high[3] << 16;
+          b[s][i][kWords - 2] = low[0] | low[1] << 16;
+          b[s][i][kWords - 1] = low[2] | low[3] << 16;
+        } else {
+          b[s][i][0] = part == 0 ? high[0] | high[1] << 16 : low[0] | low[1] << 16;
+          b[s][i][1] = part == 0 ? high[2] | high[3] << 16 : low[2] | low[3] << 16;
+        }
+      }
+    }
+  }
+
+  // The run's stages of one row tile; the warp's sums of it go to part, [16][TOKENS].
+  __device__ __forceinline__ void work(Ring& ring, float* part) const {
+    const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31;
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // a second chain: dependent MMAs cost their latency
+#pragma unroll
+    for (int s = 0; s < kStages; ++s) {
+      const u32 stage = ring.address() + lane * 16;
+      uint4 a[kEach];
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (has(s, i, warp)) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+      release_stage(ring);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (has(s, i, warp)) {
+          ptx::mma_bf16(c, a[i], b[s][i][0], b[s][i][1]);
+          if (kTwo) ptx::mma_bf16(odd, a[i], b[s][i][kWords - 2], b[s][i][kWords - 1]);
+        }
+      ring.next();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (kTwo) c[i] += odd[i];
+      if (TOKENS == 4) c[i] += __shfl_xor_sync(0xffffffffu, c[i], 2);
+      if (TOKENS == 2) c[i] += __shfl_xor_sync(0xffffffffu, c[i], 1);
+    }
+    mxfp4::store_partial<TOKENS>(part, c);
+  }
+};
+
+// The share's tasks times source, fp32 [count][STEPS * 16]. prepare(first, tasks) runs on every consumer thread before up to PIECES tasks
+// (what finish needs from memory is asked for there), finish(first, tasks) when the warps' sums lie in sh.part.
+template <int STEPS, int PARTS, u32 TILES, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float* source, int count, Prepare prepare, Finish finish) {
+  static_assert(STEPS % PARTS == 0, "equal parts");
+  constexpr int kRun = STEPS / PARTS;
+  const int warp = (int)ptx::thread() >> 5;
+  Dense<kRun> x;
+  u32 held = PARTS;
+  const Share share(TILES * PARTS);
+#pragma unroll 1
+  for (u32 at = share.low; at < share.high;) {
+    const u32 tasks = min((u32)PIECES, share.high - at);
+    prepare(at, (int)tasks);
+#pragma unroll 1
+    for (u32 p = 0; p < tasks; ++p) {
+      const u32 run = (at + p) / TILES;
+      if (run != held) x.load(source + run * (kRun * 16), STEPS * 16, count);
+      held = run;
+      x.work(ring, sh.part + (p * WARPS + warp) * (16 * TOKENS));
+    }
+    consumer_sync();
+    finish(at, (int)tasks);
+    at += tasks;
+    if (at < share.high) consumer_sync();
+  }
+}
+
+// A warp's slice of UNITS units of the expert matrices' columns, and that slice of the activation.
+template <int UNITS>
+struct Slice {
+  static constexpr int kUnits = (UNITS + WARPS - 1) / WARPS;
+  using Activation = mxfp4::Activation<TOKENS, kUnits>;
+  Activation x;
+
+  static __device__ __forceinline__ int first() { return min((int)(ptx::thread() >> 5) * kUnits, UNITS); }
+  static __device__ __forceinline__ int units() { return min(kUnits, UNITS - first()); }
+
+  __device__ __forceinline__ void place(int q, const u32 (&half)[4]) {
+    const int column_block = (threadIdx.x & 31) / 4 / TOKENS;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int j = 0; j < Activation::kGroup; ++j)
+        if (q * Activation::kGroup + j < Activation::kBlocks) x.b[q * Activation::kGroup + j][i] = column_block == j ? half[i] : 0u;
+  }
+
+  // From fp32 [count][UNITS * 64], under a power of two for each token's slice that puts its largest element in [2^14, 2^15): fp16 then errs
+  // by 2^-12 of an element, or 2^-40 of the largest.
+  __device__ __forceinline__ void load_float(const float* source, int count) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = g % TOKENS, column_block = g / TOKENS;
+    const int last = 2 * units();
+    float values[Activation::kGroups][8];
+    source += (u64)token * (UNITS * 64) + first() * 64 + t * 8;
+    float peak = 0.0f;
+#pragma unroll
+    for (int q = 0; q < Activation::kGroups; ++q) {
+      const int block = q * Activation::kGroup + column_block;
+      float4 front, back;
+      front.x = front.y = front.z = front.w = 0.0f;
+      back = front;
+      if (token < count && block < last) {
+        front = ldg_float4(source + block * 32);
+        back = ldg_float4(source + block * 32 + 4);
+      }
+      values[q][0] = front.x, values[q][1] = front.y, values[q][2] = front.z, values[q][3] = front.w;
+      values[q][4] = back.x, values[q][5] = back.y, values[q][6] = back.z, values[q][7] = back.w;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) peak = fmaxf(peak, fabsf(values[q][i]));
+    }
+#pragma unroll
+    for (int mask = 1; mask < 32; mask <<= 1)
+      if (mask < 4 || mask >= 4 * TOKENS) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, mask));
+    const u32 bits = __float_as_uint(peak);
+    const int shift = bits == 0 ? 0 : min(max(141 - (int)(bits >> 23), -112), 126);
+    const float scale = __uint_as_float((u32)(shift + 127) << 23), inverse = __uint_as_float((u32)(141 - shift) << 23);
+    x.undo[0] = __shfl_sync(0xffffffffu, inverse, ((2 * t) % TOKENS) * 4);
+    x.undo[1] = __shfl_sync(0xffffffffu, inverse, ((2 * t + 1) % TOKENS) * 4);
+#pragma unroll
+    for (int q = 0; q < Activation::kGroups; ++q) {
+      u32 half[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) half[i] = ptx::pack_f16(values[q][2 * i] * scale, values[q][2 * i + 1] * scale);
+      place(q, half);
+    }
+  }
+
+  // From fp16 [TOKENS][UNITS * 64] as it is, the tokens of mask only.
+  __device__ __forceinline__ void load_half(const u16* source, u32 mask, float undo) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = g % TOKENS, column_block = g / TOKENS;
+    const int last = 2 * units();
+    uint4 raw[Activation::kGroups];
+    source += (u64)token * (UNITS * 64) + first() * 64 + t * 8;
+#pragma unroll
+    for (int q = 0; q < Activation::kGroups; ++q) {
+      const int block = q * Activation::kGroup + column_block;
+      raw[q] = make_uint4(0, 0, 0, 0);
+      if ((mask >> token & 1) && block < last) raw[q] = ptx::ldg128_l2(source + block * 32);
+    }
+#pragma unroll
+    for (int q = 0; q < Activation::kGroups; ++q) {
+      const u32 half[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};
+      place(q, half);
+    }
+    x.undo[0] = x.undo[1] = undo;
+  }
+};
+
+// The share's tasks of the experts' row tiles. load(slot, slice) brings the slot's activation (EACH: of every slot anew; else once).
+template <int UNITS, u32 TILES, bool EACH, typename Load, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Load load, Prepare prepare, Finish finish) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+  Slice<UNITS> slice;
+  const int first_unit = slice.first(), units = slice.units();
+  int held = -1;
+  const Share share(sh.slots * TILES);
+#pragma unroll 1
+  for (u32 at = share.low; at < share.high;) {
+    const u32 tasks = min((u32)PIECES, share.high - at);
+    prepare(at, (int)tasks);
+#pragma unroll 1
+    for (u32 p = 0; p < tasks; ++p) {
+      const int slot = EACH ? (int)((at + p) / TILES) : 0;
+      if (slot != held) load(slot, slice);
+      held = slot;
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      const u32 stage = ring.address();
+      float out[4];
+      mxfp4::slice_dot<TOKENS, Slice<UNITS>::kUnits>(slice.x, stage + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
+                                                     stage + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units,
+                                                     out, [&] { release_stage(ring); });
+      ring.next();
+      mxfp4::store_partial<TOKENS>(sh.part + (p * WARPS + warp) * (16 * TOKENS), out);
+    }
+    consumer_sync();
+    finish(at, (int)tasks);
+    at += tasks;
+    if (at < share.high) consumer_sync();
+  }
+}
+
+// --- norms and the router ---------------------------------------------------------------------------------------
+
+// One block of the residual: adds add(token, column) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER, its
+// share of the router's sums. By all consumer warps; the caller has synchronised since sh.part was last read.
+template <bool FIRST, bool ROUTER, typename Add>
+__device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count, const float* gain, const float* router, float* scaled,
+                                    float* squares, float* router_parts, float* trace, Add add) {
+  constexpr int kEach = (kBlockColumns * TOKENS + kConsumers - 1) / kConsumers;
+  constexpr int kRows = (kBlockColumns + WARPS - 1) / WARPS;
+  const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31;
+  float* residual = sh.residual + owned * TOKENS * kBlockColumns;
+  float value[kEach], gains[kEach], column[ROUTER ? kRows : 1][kRouterLanes];
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int i = thread + n * kConsumers, token = i / kBlockColumns, at = block * kBlockColumns + i % kBlockColumns;
+    value[n] = token < count ? add(token, at) : 0.0f;
+    gains[n] = gain[at];
+  }
+  if (ROUTER) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k) {
+        const int row = warp + r * WARPS, e = lane + 32 * k;
+        column[r][k] = row < kBlockColumns && e < EXPERTS ? router[(u64)(block * kBlockColumns + row) * EXPERTS + e] : 0.0f;
+      }
+  }
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const int i = thread + n * kConsumers, token = i / kBlockColumns, at = block * kBlockColumns + i % kBlockColumns;
+    if (token >= count) continue;  // the whole warp
+    const float x = FIRST ? value[n] : residual[i] + value[n];
+    residual[i] = x;
+    scaled[token * HIDDEN + at] = x * gains[n];
+#if TRACE
+    if (!FIRST) trace[token * HIDDEN + at] = x;
+#endif
+    const float sum = warp_sum(x * x);
+    if (lane == 0) sh.sums[i / 32] = sum;
+  }
+  consumer_sync();
+  if (thread < count) squares[block * TOKENS + thread] = sh.sums[2 * thread] + sh.sums[2 * thread + 1];
+  if (ROUTER) {
+    float dot[TOKENS][kRouterLanes];
+#pragma unroll
+    for (int token = 0; token < TOKENS; ++token)
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k) dot[token][k] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const int row = warp + r * WARPS;
+      if (row >= kBlockColumns) continue;
+#pragma unroll
+      for (int token = 0; token < TOKENS; ++token) {
+        if (token >= count) continue;
+#pragma unroll
+        for (int k = 0; k < kRouterLanes; ++k) dot[token][k] = fmaf(column[r][k], residual[token * kBlockColumns + row], dot[token][k]);
+      }
+    }
+#pragma unroll
+    for (int token = 0; token < TOKENS; ++token)
+#pragma unroll
+      for (int k = 0; k < kRouterLanes; ++k)
+        if (lane + 32 * k < EXPERTS) sh.part[(warp * TOKENS + token) * EXPERTS + lane + 32 * k] = dot[token][k];
+    consumer_sync();
+    for (int i = thread; i < count * EXPERTS; i += kConsumers) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) sum += sh.part[w * TOKENS * EXPERTS + i];
+      router_parts[block * TOKENS * EXPERTS + i] = sum;
+    }
+  }
+  consumer_sync();
+}
+
+// Each token's RMS factor into sh.factor, by a warp each; complete after the next consumer_sync.
+__device__ __forceinline__ void rms_factors(Shared& sh, const float* squares, int count) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+  for (int token = warp; token < count; token += WARPS) {
+    float sum = 0.0f;
+    for (int block = lane; block < kBlocks; block += 32) sum += ptx::ldg_l2(squares + block * TOKENS + token);
+    sum = warp_sum(sum);
+    if (lane == 0) sh.factor[token] = rsqrtf(sum / HIDDEN + (EPS));
+  }
+}
+
+__device__ __forceinline__ float activate(float gate, float up) {
+  gate = fminf(gate, LIMIT);
+  up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
+  return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
+}
+
+// A number as one that compares alike unsigned; NaN is the least.
+__device__ __forceinline__ u32 ordered(float value) {
+  const u32 bits = __float_as_uint(value);
+  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+// A token's TOPK largest logits (the lower index among equals) and their softmax, by one warp; sums: [WARPS][TOKENS][EXPERTS].
+__device__ __forceinline__ void choose_experts(Shared& sh, int token, const float* sums, const float* bias) {
+  const int lane = threadIdx.x & 31;
+  u32 key[kRouterLanes];
+#pragma unroll
+  for (int k = 0; k < kRouterLanes; ++k) {
+    const int e = lane + 32 * k;
+    key[k] = 0;
+    if (e < EXPERTS) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) sum += sums[(w * TOKENS + token) * EXPERTS + e];
+      key[k] = ordered(fmaf(sum, sh.factor[token], bias[e]));
+    }
+  }
+  u32 top[TOPK];
+#pragma unroll
+  for (int choice = 0; choice < TOPK; ++choice) {
+    u32 best = key[0], index = lane;
+#pragma unroll
+    for (int k = 1; k < kRouterLanes; ++k)
+      if (key[k] > best) {
+        best = key[k];
+        index = lane + 32 * k;
+      }
+    top[choice] = ptx::warp_max_u32(best);
+    index = min(ptx::warp_min_u32(best == top[choice] ? index : 0xffffffffu), (u32)(EXPERTS - 1));
+#pragma unroll
+    for (int k = 0; k < kRouterLanes; ++k)
+      if (index == lane + 32 * k) key[k] = 0;  // if all are NaN an expert is chosen twice: in range, the output is NaN all the same
+    if (lane == 0) sh.choice[token][choice] = (int)index;
+  }
+  if (lane == 0) {
+    float weight[TOPK], total = 0.0f;
+#pragma unroll
+    for (int choice = 0; choice < TOPK; ++choice) {
+      weight[choice] = __expf(unordered(top[choice]) - unordered(top[0]));
+      total += weight[choice];
+    }
+#pragma unroll
+    for (int choice = 0; choice < TOPK; ++choice) sh.choice_weight[token][choice] = weight[choice] / total;
+  }
+}
+
+// The distinct experts of all choices, in rising order; one warp. The producer goes as soon as they are known.
+__device__ __forceinline__ void make_slots(Shared& sh, int count) {
+  const int lane = threadIdx.x & 31;
+  int slots = 0;
+#pragma unroll 1
+  for (int k = 0; k < kRouterLanes; ++k) {
+    const int e = lane + 32 * k;
+    u32 mask = 0;
+    for (int token = 0; token < count; ++token)
+#pragma unroll
+      for (int choice = 0; choice < TOPK; ++choice)
+        if (sh.choice[token][choice] == e) mask |= 1u << token;
+    const u32 chosen = __ballot_sync(0xffffffffu, mask != 0);
+    if (mask != 0) {
+      const int slot = slots + __popc(chosen & ((1u << lane) - 1));
+      sh.expert[slot] = e;
+      sh.mask[slot] = mask;
+      for (int token = 0; token < count; ++token)
+#pragma unroll
+        for (int choice = 0; choice < TOPK; ++choice)
+          if (sh.choice[token][choice] == e) {
+            sh.rank[slot][token] = choice;
+            sh.weight[slot][token] = sh.choice_weight[token][choice];
+          }
+    }
+    slots += __popc(chosen);
+  }
+  if (lane == 0) sh.slots = slots;
+  __syncwarp();
+  if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+}
+
+// --- attention --------------------------------------------------------------------------------------------------
+
+// Scores of `count` positions in shared memory for all query heads of the task, by all consumer warps: scores[head][position].
+__device__ __forceinline__ void score(u32 keys, int count, const float* query, float* scores) {
+  constexpr int kLanes = HEAD_DIM / 8, kAtOnce = 32 / kLanes;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = lane % kLanes;
+  for (int base = warp * kAtOnce; base < count; base += WARPS * kAtOnce) {
+    const int position = base + lane / kLanes;
+    const uint4 raw = ptx::lds128(keys + (min(position, count - 1) * HEAD_DIM + part * 8) * 2);
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int h = 0; h < kGroup; ++h) {
+      const float4* q4 = reinterpret_cast<const float4*>(query + h * HEAD_DIM + part * 8);
+      const float4 front = q4[0], back = q4[1];
+      const float q[8] = {front.x, front.y, front.z, front.w, back.x, back.y, back.z, back.w};
+      float dot = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) dot = fmaf(q[2 * i], ptx::bf16_low(words[i]), fmaf(q[2 * i + 1], ptx::bf16_high(words[i]), dot));
+#pragma unroll
+      for (int mask = 1; mask < kLanes; mask <<= 1) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+      if (part == 0 && position < count) scores[h * kScores + position] = dot;
+    }
+  }
+}
+
+struct Softmax {
+  float maximum, denominator;
+  float out[HEAD_DIM / 32];
+};
+
+// One head's update with so many scores and values; one warp, lane d holds dimensions d * HEAD_DIM / 32 onwards.
+__device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32 values) {
+  constexpr int kDims = HEAD_DIM / 32;
+  const int lane = threadIdx.x & 31;
+  float maximum = s.maximum;
+  for (int i = lane; i < count; i += 32) maximum = fmaxf(maximum, scores[i]);
+  maximum = warp_max(maximum);
+  float sum = 0.0f;
+  for (int i = lane; i < count; i += 32) {
+    const float p = exp2f(scores[i] - maximum);
+    scores[i] = p;
+    sum += p;
+  }
+  const float rescale = exp2f(s.maximum - maximum);
+  s.denominator = fmaf(s.denominator, rescale, warp_sum(sum));
+  s.maximum = maximum;
+#pragma unroll
+  for (int d = 0; d < kDims; ++d) s.out[d] *= rescale;
+  __syncwarp();
+#pragma unroll 8
+  for (int i = 0; i < count; ++i) {
+    const float p = scores[i];
+#pragma unroll
+    for (int d = 0; d < kDims; d += 2) {
+      const u32 pair = ptx::lds32(values + (i * HEAD_DIM + lane * kDims + d) * 2);
+      s.out[d] = fmaf(p, ptx::bf16_low(pair), s.out[d]);
+      s.out[d + 1] = fmaf(p, ptx::bf16_high(pair), s.out[d + 1]);
+    }
+  }
+}
+
+// The CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
+__device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
+  consumer_sync();
+  ++passed;
+  if (threadIdx.x == 0 && !sh.dead) {
+    const u32 target = passed * GRID;
+    ptx::red_release(counter, 1);
+    const u64 start = ptx::globaltimer();
+    for (u32 polls = 0; ptx::load_acquire(counter) < target; ++polls)
+      if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
+        atomicOr(error, 1u);
+        sh.dead = 1;
+        break;
+      }
+  }
+  consumer_sync();
+}
+
+__device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 2 + edge] = ptx::globaltimer();
+#endif
+}
+
+}  // namespace
+
+// Layouts as in persistent.cu (decode_step's comment). state: tokens in the step (1 to TOKENS), position of the first, then their ids; the
+// step leaves it alone. scratch: floats, see below. logits [TOKENS][VOCAB]; best [TOKENS]: the argmax after each token; routing
+// [LAYERS][TOKENS][TOPK]; of tokens beyond the step's nothing is written. sync, zero before the first launch and after every good one:
+// barrier, arrivals at the end, error (bit 0 barrier timed out, 1 positions beyond capacity, 2 token out of range, 3 token count), one counter
+// for each token of each KV head.
+// lanes u64 [GRID][LAYERS * 7 + 1][2]: %globaltimer when a phase may start and when the CTA's part is done.
+// trace (with TRACE) floats, for each layer: q, k, v before rotation [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual after attention
+// [TOKENS][HIDDEN], gate-up's result as fp16 bits [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
+extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
+decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias, const float* gains,
+                 const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias, const u8* down,
+                 const u16* down_bias, const u8* head, const float* sinks, const float* rope, const int* windows, u16* key_cache,
+                 u16* value_cache, int capacity, const int* state, float* scratch, float* logits, int* best_tokens, int* routing, u32* sync,
+                 u64* lanes, float* trace) {
+  u8* dynamic = ptx::dynamic_shared();
+  Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  const int tid = threadIdx.x, cta = blockIdx.x;
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
+
+  float* scaled = scratch;                                                             // [TOKENS][HIDDEN]: residual times the next norm's gain
+  float* attention_out = scaled + TOKENS * HIDDEN;                                     // [TOKENS][kQueryRows]
+  u16* inter = reinterpret_cast<u16*>(attention_out + TOKENS * kQueryRows);            // fp16 [kMaxSlots][TOKENS][INTER]
+  float* qkv_parts = attention_out + TOKENS * kQueryRows + kMaxSlots * TOKENS * (INTER / 2);  // [2][TOKENS][kQkvRows]
+  float* out_parts = qkv_parts + 2 * TOKENS * kQkvRows;                                // [2][TOKENS][HIDDEN]
+  float* down_parts = out_parts + 2 * TOKENS * HIDDEN;                                 // [TOKENS][TOPK][HIDDEN]
+  float* best = down_parts + TOKENS * TOPK * HIDDEN;                                   // [GRID][TOKENS][2]: logit, index bits
+  float* squares = best + 2 * GRID * TOKENS;                                           // [kBlocks][TOKENS]
+  float* router_parts = squares + kBlocks * TOKENS;                                    // [kBlocks][TOKENS][EXPERTS]
+  float* partials = router_parts + kBlocks * TOKENS * EXPERTS;                         // [KV_HEADS][TOKENS][kMaxSplits][kPartialFloats]
+  u32* error = sync + 2;
+  u32* head_counters = sync + 3;
+
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbar_init(ring.full + i * 8, 1);
+      ptx::mbar_init(ring.empty + i * 8, WARPS);
+    }
+    ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.held), 1);
+    ptx::mbar_init_fence();
+    sh.dead = 0;
+    sh.count = state[0];
+    sh.position = state[1];
+    for (int i = 0; i < TOKENS; ++i) sh.token[i] = state[2 + i];
+  }
+  __syncthreads();
+  const int count = sh.count, position = sh.position;
+  u32 flaw = count < 1 || count > TOKENS ? 8u : position < 0 || position > capacity - count ? 2u : 0u;
+  for (int i = 0; i < TOKENS; ++i)
+    if (flaw == 0 && i < count && (u32)sh.token[i] >= VOCAB) flaw = 4u;
+  if (flaw != 0) {  // the same in every CTA: nobody waits for anybody
+    if (tid == 0) atomicOr(error, flaw);
+    return;
+  }
+  const u64 cache_layer = (u64)KV_HEADS * capacity * HEAD_DIM;
+
+  if (warp == WARPS) {  // the producer: one lane
+    if (lane == 0) {
+      const u64 policy = ptx::policy_evict_first(), keep = ptx::policy_evict_normal();
+      u32 layer_parity = 0;
+#pragma unroll 1
+      for (int layer = 0; layer < LAYERS; ++layer) {
+        if (layer + 1 < LAYERS) {  // the next layer's small arrays: a miss would be waited for
+          const u64 next = layer + 1;
+          prefetch_share(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
+          prefetch_share(qkv_bias + next * kQkvRows, kQkvRows * 4);
+          prefetch_share(out_bias + next * HIDDEN, HIDDEN * 4);
+          prefetch_share(router_bias + next * EXPERTS, EXPERTS * 4);
+        }
+        prefetch_share(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+        stream_bf16<kHiddenSteps, 2, kQkvTiles>(ring, qkv + (u64)layer * kQkvTiles * kHiddenSteps * kStepBytes, policy);
+        const Attention plan(position, count, windows[layer]);
+        stream_cache(ring, plan, count, key_cache + layer * cache_layer, value_cache + layer * cache_layer, capacity, keep);
+        if (HOLD) ptx::mbar_wait(ptx::smem_addr(&sh.held), layer_parity);
+        stream_bf16<kQuerySteps, 2, kOutTiles>(ring, out_proj + (u64)layer * kOutTiles * kQuerySteps * kStepBytes, policy);
+        ptx::mbar_wait(ptx::smem_addr(&sh.routed), layer_parity);
+        layer_parity ^= 1;
+        stream_experts<kHiddenUnits, kGateUpTiles>(ring, sh, gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, policy);
+        stream_experts<kInterUnits, kOutTiles>(ring, sh, down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, policy);
+      }
+      stream_bf16<kHiddenSteps, 1, kHeadTiles>(ring, head, policy);
+    }
+    return;
+  }
+
+  u32 passed = 0;
+  constexpr u64 kTraceLayer = (u64)TOKENS * (kQkvRows + kQueryRows + 2 * HIDDEN + TOPK * INTER);
+  for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+    mix<true, false>(sh, owned, block, count, gains, nullptr, scaled, squares, nullptr, nullptr,
+                     [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); });
+  grid_barrier(sh, sync, error, passed);
+
+#pragma unroll 1
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    const int record = layer * kPhases;
+    float* trace_qkv = trace + layer * kTraceLayer;
+    float* trace_attention = trace_qkv + TOKENS * kQkvRows;
+    float* trace_mid = trace_attention + TOKENS * kQueryRows;
+    float* trace_inter = trace_mid + TOKENS * HIDDEN;
+    float* trace_end = trace_inter + TOKENS * TOPK * INTER;
+
+    // --- QKV ---
+    stamp(lanes, record + kQkv, 0);
+    rms_factors(sh, squares, count);
+    {
+      float bias[kItems];
+      auto prepare = [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          const u32 task = first + item / (16 * TOKENS);
+          bias[i] = item < tasks * 16 * TOKENS && task < kQkvTiles ? qkv_bias[(u64)layer * kQkvRows + task * 16 + item % 16] : 0.0f;
+        }
+      };
+      consume_bf16<kHiddenSteps, 2, kQkvTiles>(ring, sh, scaled, count, prepare, [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+          if (item >= tasks * 16 * TOKENS || token >= count) continue;
+          const u32 task = first + piece, half = task / kQkvTiles;
+          qkv_parts[(half * TOKENS + token) * kQkvRows + task % kQkvTiles * 16 + row] =
+              fmaf(sum_part(sh, piece, row * TOKENS + token), sh.factor[token], bias[i]);
+        }
+      });
+    }
+    stamp(lanes, record + kQkv, 1);
+    grid_barrier(sh, sync, error, passed);
+    if (HOLD && tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
+
+    // --- attention ---
+    stamp(lanes, record + kAttention, 0);
+#if TRACE
+    for (int i = cta * kConsumers + tid; i < count * kQkvRows; i += GRID * kConsumers)
+      trace_qkv[i] = ptx::ldg_l2(qkv_parts + i) + ptx::ldg_l2(qkv_parts + TOKENS * kQkvRows + i);
+#endif
+    {
+      const Attention plan(position, count, windows[layer]);
+      float* query = sh.part;                                                    // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
+      u16* new_keys = reinterpret_cast<u16*>(query + kGroup * HEAD_DIM);         // bf16 [TOKENS][HEAD_DIM]
+      u16* new_values = new_keys + TOKENS * HEAD_DIM;
+      float* scores = query + kGroup * HEAD_DIM + TOKENS * HEAD_DIM;             // [kGroup][kScores]
+      constexpr int kHalfDim = HEAD_DIM / 2;
+      constexpr int kTurns = ((kGroup + 2 * TOKENS) * kHalfDim + kConsumers - 1) / kConsumers;
+      constexpr float kScale = 1.4426950408889634f * (HEAD_DIM == 64 ? 0.125f : 0.08838834764831845f);
+      for (int task = cta; task < KV_HEADS * count * plan.splits; task += GRID) {
+        const int split = task % plan.splits, token = task / plan.splits % count, kv = task / (plan.splits * count);
+        const int fresh = split == plan.splits - 1 ? token + 1 : 0;  // new tokens whose keys and values this task computes
+        const float sink = warp < kGroup ? sinks[layer * HEADS + kv * kGroup + warp] * 1.4426950408889634f : 0.0f;
+        // Pairs (d, d + HEAD_DIM / 2): of the query heads, then of the new keys, both turned, then of the new values.
+#pragma unroll
+        for (int n = 0; n < kTurns; ++n) {
+          const int i = tid + n * kConsumers, which = i / kHalfDim, d = i % kHalfDim;
+          if (which >= kGroup + 2 * fresh) continue;
+          const bool is_query = which < kGroup, is_value = which >= kGroup + fresh;
+          const int source = is_query ? token : is_value ? which - kGroup - fresh : which - kGroup;
+          const int row = is_query ? (kv * kGroup + which) * HEAD_DIM + d : kQueryRows + ((is_value ? KV_HEADS : 0) + kv) * HEAD_DIM + d;
+          const float* at = qkv_parts + source * kQkvRows + row;
+          const float one = ptx::ldg_l2(at) + ptx::ldg_l2(at + TOKENS * kQkvRows);
+          const float two = ptx::ldg_l2(at + kHalfDim) + ptx::ldg_l2(at + TOKENS * kQkvRows + kHalfDim);
+          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)(position + source) * kHalfDim + d) * 2);
+          const float first = one * turn.x - two * turn.y, second = two * turn.x + one * turn.y;
+          if (is_query) {
+            query[which * HEAD_DIM + d] = first * kScale;
+            query[which * HEAD_DIM + d + kHalfDim] = second * kScale;
+            continue;
+          }
+          const u16 a = ptx::to_bf16(is_value ? one : first), b = ptx::to_bf16(is_value ? two : second);
+          u16* place = (is_value ? new_values : new_keys) + source * HEAD_DIM + d;
+          place[0] = a;
+          place[kHalfDim] = b;
+          if (source == token) {  // the one task that has the last split of this token keeps them
+            u16* cache = (is_value ? value_cache : key_cache) + layer * cache_layer + ((u64)kv * capacity + position + source) * HEAD_DIM + d;
+            cache[0] = a;
+            cache[kHalfDim] = b;
+          }
+        }
+        consumer_sync();
+        Softmax s;
+        constexpr int kDims = HEAD_DIM / 32;
+        s.maximum = split == 0 ? sink : kNone;  // the sink: a key that scores its own value and has no value vector
+        s.denominator = split == 0 ? 1.0f : 0.0f;
+#pragma unroll
+        for (int d = 0; d < kDims; ++d) s.out[d] = 0.0f;
+        const int end = plan.end(token, split);
+        for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
+          const int positions = min(kStagePositions, end - at);
+          ptx::mbar_wait(ring.full_bar(), ring.parity);
+          score(ring.address(), positions, query, scores);
+          consumer_sync();
+          if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
+          release_stage(ring);
+          ring.next();
+          consumer_sync();
+        }
+        if (fresh > 0) {
+          const int from = plan.first_new(token), positions = token + 1 - from;
+          score(ptx::smem_addr(new_keys + from * HEAD_DIM), positions, query, scores);
+          consumer_sync();
+          if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ptx::smem_addr(new_values + from * HEAD_DIM));
+        }
+        float* result = attention_out + token * kQueryRows + kv * kGroup * HEAD_DIM;
+        if (plan.splits == 1) {
+          if (warp < kGroup) {
+            const float inverse = 1.0f / s.denominator;
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) result[warp * HEAD_DIM + lane * kDims + d] = s.out[d] * inverse;
+          }
+        } else {  // the last split of a token and KV head to arrive joins them, in their order
+          float* all = partials + (u64)(kv * TOKENS + token) * kMaxSplits * kPartialFloats;
+          float* partial = all + (u64)split * kPartialFloats;
+          if (warp < kGroup) {
+#pragma unroll
+            for (int d = 0; d < kDims; ++d) partial[warp * HEAD_DIM + lane * kDims + d] = s.out[d];
+            if (lane == 0) {
+              partial[kGroup * HEAD_DIM + 2 * warp] = s.maximum;
+              partial[kGroup * HEAD_DIM + 2 * warp + 1] = s.denominator;
+            }
+          }
+          consumer_sync();
+          if (tid == 0) {
+            u32* counter = head_counters + kv * TOKENS + token;
+            sh.is_last = ptx::add_acq_rel(counter, 1) == (u32)plan.splits - 1;
+            if (sh.is_last) *counter = 0;
+          }
+          consumer_sync();
+          if (sh.is_last)
+            for (int i = tid; i < kGroup * HEAD_DIM; i += kConsumers) {
+              const int h = i / HEAD_DIM;
+              float maximum = kNone;
+#pragma unroll 4
+              for (int p = 0; p < plan.splits; ++p)
+                maximum = fmaxf(maximum, ptx::ldg_l2(all + (u64)p * kPartialFloats + kGroup * HEAD_DIM + 2 * h));
+              float sum = 0.0f, denominator = 0.0f;
+#pragma unroll 4
+              for (int p = 0; p < plan.splits; ++p) {
+                const float* one = all + (u64)p * kPartialFloats;
+                const float factor = exp2f(ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h) - maximum);
+                denominator = fmaf(factor, ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h + 1), denominator);
+                sum = fmaf(factor, ptx::ldg_l2(one + i), sum);
+              }
+              result[i] = sum / denominator;
+            }
+        }
+        consumer_sync();  // before the next task's queries replace these
+      }
+    }
+    stamp(lanes, record + kAttention, 1);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- output projection ---
+    stamp(lanes, record + kOut, 0);
+#if TRACE
+    for (int i = cta * kConsumers + tid; i < count * kQueryRows; i += GRID * kConsumers) trace_attention[i] = ptx::ldg_l2(attention_out + i);
+#endif
+    {
+      float bias[kItems];
+      auto prepare = [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          const u32 task = first + item / (16 * TOKENS);
+          bias[i] = item < tasks * 16 * TOKENS && task < kOutTiles ? out_bias[(u64)layer * HIDDEN + task * 16 + item % 16] : 0.0f;
+        }
+      };
+      consume_bf16<kQuerySteps, 2, kOutTiles>(ring, sh, attention_out, count, prepare, [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+          if (item >= tasks * 16 * TOKENS || token >= count) continue;
+          const u32 task = first + piece, half = task / kOutTiles;
+          out_parts[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] = sum_part(sh, piece, row * TOKENS + token) + bias[i];
+        }
+      });
+    }
+    stamp(lanes, record + kOut, 1);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- mix: residual, MLP norm, the router's share ---
+    stamp(lanes, record + kMix, 0);
+    for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+      mix<false, true>(sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS, scaled, squares,
+                       router_parts, trace_mid, [&](int token, int at) {
+                         return ptx::ldg_l2(out_parts + token * HIDDEN + at) + ptx::ldg_l2(out_parts + (TOKENS + token) * HIDDEN + at);
+                       });
+    stamp(lanes, record + kMix, 1);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- router and gate-up ---
+    stamp(lanes, record + kGateUp, 0);
+    {
+      constexpr int kParts = (kBlocks + WARPS - 1) / WARPS, kLoads = (TOKENS * EXPERTS + 31) / 32;
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) {
+        const int i = lane + 32 * n;
+        float sum = 0.0f;
+        if (i < count * EXPERTS) {
+#pragma unroll
+          for (int p = 0; p < kParts; ++p)
+            if (warp + p * WARPS < kBlocks) sum += ptx::ldg_l2(router_parts + (warp + p * WARPS) * TOKENS * EXPERTS + i);
+        }
+        if (i < TOKENS * EXPERTS) sh.part[warp * TOKENS * EXPERTS + i] = sum;
+      }
+      rms_factors(sh, squares, count);
+      consumer_sync();
+      for (int token = warp; token < count; token += WARPS) choose_experts(sh, token, sh.part, router_bias + layer * EXPERTS);
+      consumer_sync();
+      if (warp == 0) make_slots(sh, count);
+      if (cta == 0)
+        for (int i = tid; i < count * TOPK; i += kConsumers) routing[layer * TOKENS * TOPK + i] = sh.choice[i / TOPK][i % TOPK];
+      consumer_sync();
+    }
+    {
+      const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
+      u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // as they come, so that nothing waits for them
+      auto prepare = [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          const u32 task = first + item / (8 * TOKENS);
+          if (item >= tasks * 8 * TOKENS) continue;
+          const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
+          gate_bias[i] = bias[0];
+          up_bias[i] = bias[8];
+        }
+      };
+      auto load = [&](int, Slice<kHiddenUnits>& slice) { slice.load_float(scaled, count); };
+      consume_experts<kHiddenUnits, kGateUpTiles, false>(ring, sh, load, prepare, [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers, piece = item / (8 * TOKENS), token = item / 8 % TOKENS, channel = item % 8;
+          if (item >= tasks * 8 * TOKENS) continue;
+          const u32 task = first + piece, slot = task / kGateUpTiles;
+          if (!(sh.mask[slot] >> token & 1)) continue;
+          const float factor = sh.factor[token];
+          const float gate = fmaf(sum_part(sh, piece, channel * TOKENS + token), factor, ptx::bf16_value(gate_bias[i]));
+          const float up = fmaf(sum_part(sh, piece, (channel + 8) * TOKENS + token), factor, ptx::bf16_value(up_bias[i]));
+          inter[(u64)(slot * TOKENS + token) * INTER + task % kGateUpTiles * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+        }
+      });
+    }
+    stamp(lanes, record + kGateUp, 1);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- down ---
+    stamp(lanes, record + kDown, 0);
+#if TRACE
+    for (int slot = 0; slot < sh.slots; ++slot)
+      for (int token = 0; token < count; ++token)
+        if (sh.mask[slot] >> token & 1)
+          for (int i = cta * kConsumers + tid; i < INTER / 8; i += GRID * kConsumers) {
+            const uint4 raw = ptx::ldg128_l2(inter + (u64)(slot * TOKENS + token) * INTER + i * 8);
+            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+            for (int k = 0; k < 8; ++k)
+              trace_inter[(token * TOPK + sh.rank[slot][token]) * INTER + i * 8 + k] = (float)(words[k / 2] >> (16 * (k % 2)) & 0xffff);
+          }
+#endif
+    {
+      const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
+      u16 bias[kItems] = {};
+      auto prepare = [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers;
+          const u32 task = first + item / (16 * TOKENS);
+          if (item < tasks * 16 * TOKENS) bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
+        }
+      };
+      auto load = [&](int slot, Slice<kInterUnits>& slice) {
+        slice.load_half(inter + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
+      };
+      consume_experts<kInterUnits, kOutTiles, true>(ring, sh, load, prepare, [&](u32 first, int tasks) {
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+          if (item >= tasks * 16 * TOKENS) continue;
+          const u32 task = first + piece, slot = task / kOutTiles;
+          if (!(sh.mask[slot] >> token & 1)) continue;
+          down_parts[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + task % kOutTiles * 16 + row] =
+              sh.weight[slot][token] * (sum_part(sh, piece, row * TOKENS + token) + ptx::bf16_value(bias[i]));
+        }
+      });
+    }
+    stamp(lanes, record + kDown, 1);
+    grid_barrier(sh, sync, error, passed);
+
+    // --- mix: residual, the next layer's attention norm or the last one ---
+    stamp(lanes, record + kAdd, 0);
+    for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+      mix<false, false>(sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, scaled, squares, nullptr, trace_end,
+                        [&](int token, int at) {
+                          float part[TOPK], sum = 0.0f;
+#pragma unroll
+                          for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(down_parts + (token * TOPK + k) * HIDDEN + at);
+#pragma unroll
+                          for (int k = 0; k < TOPK; ++k) sum += part[k];
+                          return sum;
+                        });
+    stamp(lanes, record + kAdd, 1);
+    grid_barrier(sh, sync, error, passed);
+  }
+
+  // --- head and argmax ---
+  stamp(lanes, LAYERS * kPhases, 0);
+  rms_factors(sh, squares, count);
+  const int top_token = tid / 16 % TOKENS;
+  float top = 4.0f * kNone;
+  int top_row = 0;
+  consume_bf16<kHiddenSteps, 1, kHeadTiles>(ring, sh, scaled, count, [](u32, int) {}, [&](u32 first, int tasks) {
+    if (tid >= kTopThreads || top_token >= count) return;
+    for (int item = tid; item < tasks * 16 * TOKENS; item += kTopThreads) {
+      const int piece = item / (16 * TOKENS), row = item % 16;
+      const float logit = sum_part(sh, piece, row * TOKENS + top_token) * sh.factor[top_token];
+      const int index = (int)(first + piece) * 16 + row;
+      logits[(u64)top_token * VOCAB + index] = logit;
+      if (logit > top) {  // rows rise, so the lower index wins among equals
+        top = logit;
+        top_row = index;
+      }
+    }
+  });
+  stamp(lanes, LAYERS * kPhases, 1);
+  auto join = [&](int width) {  // over `width` neighbouring lanes
+    for (int mask = width / 2; mask > 0; mask >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
+      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
+      if (other > top || (other == top && other_row < top_row)) {
+        top = other;
+        top_row = other_row;
+      }
+    }
+  };
+  join(16);
+  if (tid % 16 == 0) {
+    sh.top[tid / 16] = top;
+    sh.top_row[tid / 16] = top_row;
+  }
+  consumer_sync();
+  if (tid < count) {
+    top = 4.0f * kNone;
+    top_row = 0;
+    for (int i = tid; i < kTopThreads / 16; i += TOKENS)
+      if (sh.top[i] > top || (sh.top[i] == top && sh.top_row[i] < top_row)) {
+        top = sh.top[i];
+        top_row = sh.top_row[i];
+      }
+    best[(cta * TOKENS + tid) * 2] = top;
+    best[(cta * TOKENS + tid) * 2 + 1] = __int_as_float(top_row);
+  }
+  consumer_sync();
+  if (tid == 0) sh.is_last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
+  consumer_sync();
+  if (sh.is_last) {  // every CTA is past its last barrier
+    for (int token = warp; token < count; token += WARPS) {
+      top = 5.0f * kNone;
+      top_row = 0;
+      for (int i = lane; i < GRID; i += 32) {
+        const float2 other = ptx::ldg64_l2(best + (i * TOKENS + token) * 2);
+        const int row = __float_as_int(other.y);
+        if (other.x > top || (other.x == top && row < top_row)) {
+          top = other.x;
+          top_row = row;
+        }
+      }
+      join(32);
+      if (lane == 0) best_tokens[token] = top_row;
+    }
+    if (tid == 0) {
+      sync[0] = 0;
+      sync[1] = 0;
+    }
+  }
+}

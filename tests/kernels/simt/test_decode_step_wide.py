@@ -1,0 +1,83 @@
+"""kernels/cuda/persistent_wide.cu, its own source, run on the CPU and held to float64, phase by phase."""
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+
+from workbench.kernels import (
+    nvrtc,
+    persistent_bench,
+    persistent_reference,
+    persistent_wide,
+    persistent_wide_reference,
+)
+from workbench.kernels.persistent_shape import StepShape, rope_table
+from workbench.kernels.persistent_wide import WidePlan
+
+Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
+TINY = persistent_bench.TINY
+LONG = StepShape(2, 704, 6, 2, 128, 12, 3, 640, 272, (0, 3))  # head_dim 128, group 3, a window below the tokens
+MANY = StepShape(1, 192, 8, 8, 64, 36, 4, 128, 2000, (0,))  # more than 32 experts, several sums of the head
+
+
+def words(arguments: Sequence[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
+
+
+def simulated(
+    build: Build, shape: StepShape, plan: WidePlan, steps: list[tuple[int, int]], capacity: int
+) -> list[torch.Tensor]:
+    """Run the kernel on the CPU for (tokens, position) each, compare with float64, return the logits."""
+    library = build("persistent_wide.cu", "decode_step_wide.cpp", persistent_wide.macros(shape, plan))
+    assert library.shared_bytes() <= persistent_wide.shared_bytes(shape, plan)
+    generator = torch.Generator().manual_seed(1)
+    model = persistent_reference.random_model(shape, generator)
+    weights = persistent_reference.pack_model(shape, model)
+    rope = rope_table(capacity, shape.head_dim, 10000.0)
+    device = torch.device("cpu")
+    shared = persistent_wide.new_state(shape, capacity, rope, device)
+    buffers = persistent_wide.make_wide_buffers(shape, plan, device)
+    shared.keys.normal_(generator=generator)
+    shared.values.normal_(generator=generator)
+    keys, values = shared.keys.clone(), shared.values.clone()
+    found = []
+    for seed, (count, position) in enumerate(steps):
+        tokens = torch.randint(shape.vocab, (count,), generator=generator).tolist()
+        state = torch.tensor([count, position, *tokens], dtype=torch.int32)
+        buffers.state.fill_(-1)[: len(state)] = state
+        for poisoned in (buffers.scratch, buffers.logits, buffers.trace):
+            poisoned.fill_(float("nan"))
+        buffers.best.fill_(-1)
+        arguments = words(persistent_wide.wide_arguments(weights, shared, buffers, capacity))
+        assert library.run_step(arguments, seed) == 0, "the step deadlocked"
+        expected = persistent_wide_reference.reference_wide(shape, model, tokens, position, keys, values, rope)
+        if plan.trace:
+            trace = persistent_wide_reference.read_trace(shape, buffers.trace, plan.tokens, count)
+            errors = persistent_wide_reference.compare_trace(trace, expected.trace)
+            assert all(error < persistent_bench.TOLERANCE for _, error in errors), errors
+        assert persistent_bench.relative(buffers.logits[:count], expected.logits) < persistent_bench.TOLERANCE
+        assert torch.isnan(buffers.logits[count:]).all()
+        assert torch.equal(buffers.routing[:, :count].long(), expected.routing), expected.margin
+        assert torch.equal(buffers.best[:count].long(), buffers.logits[:count].argmax(dim=1))
+        assert persistent_bench.relative(shared.keys, keys.double()) < persistent_bench.TOLERANCE
+        assert persistent_bench.relative(shared.values, values.double()) < persistent_bench.TOLERANCE
+        assert not buffers.sync.any()  # ready for the next step, and no error
+        found.append(buffers.logits[:count].clone())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps"),
+    [
+        (2, [(2, 0), (1, 5), (2, 19), (2, 45)]),
+        (4, [(4, 0), (3, 17), (4, 44)]),
+        (8, [(8, 0), (5, 18), (8, 40)]),
+    ],
+)
+def test_source_on_the_cpu_equals_float64(build_kernel: Build, columns: int, steps: list[tuple[int, int]]) -> None:
+    """Full steps and narrower ones; no position cached, the window's edge among the new ones, the last of the cache."""
+    plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16), steps, 48)
