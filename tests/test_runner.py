@@ -12,6 +12,8 @@ import torch
 from workbench import runner
 from workbench.decode import engine
 from workbench.decode.engine import Engine, SequenceRecord, StepRecord
+from workbench.decode.rungs import build
+from workbench.decode.rungs.grouping import ExpertForm
 from workbench.diagnose.summary import diagnose
 from workbench.errors import InputError, UnfitError
 from workbench.quantity import Quantity
@@ -215,6 +217,18 @@ def test_limits_and_the_byte_model_are_stated_for_every_variant(bundle: Bundle) 
         experts = sum(sum(row["experts"]) for row in steps) / len(steps)
         (read,) = (row["read_bytes"] for row in tensors if row["tensor_class"] == "routed_experts")
         assert read == round(experts * 3 * 32 * 32 * 2)  # of the steps that count
+        assert rows(bundle, "env", key=f"experts.{name}")[0]["value"] == "looped: the grouped product is for GPUs"
+
+
+def test_gathered_experts_are_a_fact_and_a_limit(
+    scenario: MakeScenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "with_grouped_experts", lambda target: (target, ExpertForm("gathered", "too old")))
+    run_scenario(scenario("measure.repetitions=1", "measure.traced_steps=0", "prompts.count=1"), tmp_path / "run")
+    with Bundle.open(tmp_path / "run") as opened:
+        assert rows(opened, "env", key="experts.plain")[0]["value"] == "gathered: too old"
+        (row,) = rows(opened, "limits", variant="plain", what="experts as one grouped product")
+        assert row["why"] == "too old"
 
 
 def test_progress_ends_where_it_said_it_would(bundle: Bundle, reported: list[tuple[str, int, int]]) -> None:

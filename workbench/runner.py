@@ -31,7 +31,7 @@ from workbench.probes.protocol import Missing
 from workbench.probes.static import StaticProbe
 from workbench.run.bench import CudaBench
 from workbench.run.capture import write_capture
-from workbench.run.environment import env_rows
+from workbench.run.environment import env_rows, expert_rows
 from workbench.run.fresh import fresh_costs
 from workbench.run.guard import STOP_SECONDS, ProbeError, guarded
 from workbench.run.passes import after_profiling, clean_pass, laned_pass, sampled_pass, step_clocks, traced_pass
@@ -71,7 +71,7 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
         for name, missing in uncosted:
             run.miss(name, missing)
         bench = _bench(run, pipelines, stack)
-        run.writer.append("env", env_rows(manifest.environment, bench))
+        run.writer.append("env", [*env_rows(manifest.environment, bench), *expert_rows(pipelines)])
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
         with _stated(run, pipelines, manifest), _cpu_threads(threads):
             for repetition in range(max(variant.measure.repetitions for variant in variants)):
@@ -217,6 +217,17 @@ def _write_limits(run: Run, pipelines: list[Pipeline]) -> None:
         run.miss(variant.name, *rows)
         if not isinstance(pipeline.engine, Engine):
             run.miss(variant.name, *pipeline.engine.missing())
+        if pipeline.experts is not None and pipeline.experts.name == "gathered":
+            run.miss(
+                variant.name,
+                Missing(
+                    "pipeline",
+                    "experts as one grouped product",
+                    pipeline.experts.why,
+                    fallback="the chosen experts are copied in every step, then multiplied",
+                    fix="compute capability 9 or 10 and torch 2.10 or later",
+                ),
+            )
         if length := variant.engine.collective_us:
             run.miss(
                 variant.name,

@@ -1,13 +1,17 @@
 """Facts about the software and the machine, one a row of table ``env``."""
 
 import os
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from workbench import __version__
 from workbench.run.bench import CudaBench
+
+if TYPE_CHECKING:
+    from workbench.decode.pipeline import Pipeline
 
 PACKAGES = (
     *("torch", "triton", "numpy", "pyarrow", "safetensors", "tokenizers", "nvidia-ml-py", "nsight-python"),
@@ -33,6 +37,15 @@ def env_rows(fingerprint: dict[str, Any], bench: CudaBench | None) -> list[dict[
     rows += [(f"env.{name}", os.environ[name]) for name in VARIABLES if name in os.environ]
     facts = [{"key": key, "value": value} for key, value in rows]
     return facts + bench.env() if bench is not None else facts
+
+
+def expert_rows(pipelines: Sequence["Pipeline"]) -> list[dict[str, str]]:
+    """Return how each variant on a plain-torch rung runs its routed experts, and why not as a grouped product."""
+    return [
+        {"key": f"experts.{one.variant.name}", "value": str(one.experts)}
+        for one in pipelines
+        if one.experts is not None
+    ]
 
 
 def _version(package: str) -> str:

@@ -114,6 +114,28 @@ def test_over_fetch_by_copies(device_run: Make) -> None:
     assert "160.0 MB a step" in one["over-fetch"].sentence
 
 
+def test_over_fetch_by_gathered_experts(device_run: Make) -> None:
+    """Experts held as stored, 900 MB a step in two layers: the copy is known, what is beyond it is not."""
+    experts = {"role": "target", "tensor_class": "routed_experts", "read_bytes": BYTES}
+    experts |= {"stored_bytes": 9 * BYTES, "resident_bytes": 9 * BYTES}
+    stated = {"env": [{"key": "experts.v", "value": "gathered: compute capability 8.0"}]}
+    step = {"warmup": True, "start_ns": 1, "draft_end_ns": 1, "forward_end_ns": 2, "end_ns": 2, "experts": [4, 4]}
+
+    def sentence(read: float, tables: dict[str, list[Row]], width: int = 1) -> str:
+        rows = {"tensors": [experts | {"width": width}], "steps": [step]}
+        rows["roofs"] = [{"device": "cuda", "bytes_per_s": 4_500 * 10**9}]
+        counters = {"counters": samples(device_run, read * BYTES)}
+        return found(device_run(good(8), tables=rows | counters | tables))["over-fetch"].sentence
+
+    # A layer copies 300 MB and 150 MB; an H200's L2 holds 62.9 MB of each.
+    known = "copied before they are multiplied, which reads 648.3 MB to 900.0 MB again (modelled)"
+    assert sentence(1.9, stated).endswith(f"{known}, and explains them.")
+    assert sentence(2.5, stated).endswith(f"{known} and leaves 450.0 MB unexplained.")
+    assert "which reads 648.3 MB to 6.300 GB again (modelled), and explains them" in sentence(2.5, stated, width=4)
+    assert "copied before" not in sentence(2.5, {})
+    assert "copied before" not in sentence(2.5, {"env": [{"key": "experts.v", "value": "grouped"}]})
+
+
 def test_instruction_bound(device_run: Make) -> None:
     packed = [GEMM | {"name": "mxfp4_gemv"} for _ in range(8)]
     one = found(device_run(packed, read_bytes=BYTES))

@@ -6,7 +6,9 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.device_losses import loss_rows
 from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
+from workbench.diagnose.gathered import gathered_copy
 from workbench.diagnose.kernel_classes import short_name
+from workbench.diagnose.kernel_losses import OVER_FETCH
 from workbench.diagnose.numbers import byte_text
 from workbench.quantity import Quantity
 
@@ -90,14 +92,17 @@ def over_fetch(facts: Facts) -> list[Finding]:
         text += (
             f"; copies in device memory take {of_step(facts, sum(loss.ns for loss in copies))}{_copied(facts, rows)}"
         )
+    gathered = _gathered(facts, rows)
     return [
         Finding(
             id="over-fetch",
             severity=severity(facts, recoverable),
             variant=facts.variant,
             title="More bytes than the model needs",
-            sentence=f"{of_step(facts, ns)} go to bytes beyond the byte model{text}.",
-            remedy="read the cache in place instead of copying it, and only up to the sequence's end; keep kernels "
+            sentence=f"{of_step(facts, ns)} go to bytes beyond the byte model{text}{gathered}.",
+            remedy="multiply the chosen experts where they lie, as one grouped product, instead of a copy of them"
+            if gathered
+            else "read the cache in place instead of copying it, and only up to the sequence's end; keep kernels "
             "from reading a weight twice",
             confidence="high" if measured is not None and not copies else "medium",
             evidence=(*rows, *loss_rows(facts, losses)),
@@ -106,6 +111,23 @@ def over_fetch(facts: Facts) -> list[Finding]:
             location=short_name(losses[0].source) if losses[0].source else "",
         )
     ]
+
+
+def _gathered(facts: Facts, rows: list[Evidence]) -> str:
+    """Say what a copy of the chosen experts, which the run states, explains of the bytes; add it to ``rows``."""
+    copy, floor, measured = gathered_copy(facts), facts.floor, facts.step_counters.read_bytes
+    if copy is None or floor is None:
+        return ""
+    rows.append(Evidence("chosen experts copied: written", copy.written, "tensors"))
+    rows.append(Evidence("chosen experts copied: read again", copy.read_again, "tensors"))
+    least, most = copy.read_again.low or 0.0, copy.read_again.high or 0.0
+    text = f"; the chosen experts are copied before they are multiplied, which reads {byte_text(least)} to "
+    text += f"{byte_text(most)} again (modelled)"
+    if measured is None:
+        return text
+    known = floor.target_bytes + floor.draft_bytes + floor.expanded_bytes + most
+    rest = measured - known
+    return text + (f" and leaves {byte_text(rest)} unexplained" if rest > OVER_FETCH * known else ", and explains them")
 
 
 def _copied(facts: Facts, rows: list[Evidence]) -> str:
