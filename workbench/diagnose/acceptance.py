@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from workbench.diagnose.host_use import own_ns
 from workbench.diagnose.prompt_jackknife import Interval, positive, share
 from workbench.diagnose.steps import Ints, RunPass
 from workbench.trace.bundle import Bundle
@@ -23,7 +24,8 @@ class Drafts:
     """The steps that say what they drafted and accepted, in order, warm-up left out, one array entry each.
 
     ``prompt`` indexes ``prompts``. Counts in tokens; ``context`` and ``batch`` are -1 where not recorded.
-    ``draft_ns`` and ``wall_ns`` are the drafting phase and the whole step.
+    ``draft_ns`` and ``wall_ns`` are the drafting phase and the whole step, the latter without waits for a CPU that
+    other work had.
     """
 
     prompts: tuple[str, ...]
@@ -60,7 +62,7 @@ _SQL = """
 SELECT coalesce(prompt_id, 'sequence ' || coalesce(sequence_id, -1)) AS prompt, step_id,
        coalesce(sequence_id, -1) AS sequence_id, coalesce(context, -1) AS context, coalesce(batch, -1) AS batch,
        drafted, accepted, coalesce(committed, accepted + 1) AS committed,
-       draft_end_ns - start_ns AS draft_ns, end_ns - start_ns AS wall_ns
+       draft_end_ns - start_ns AS draft_ns, {own} AS wall_ns
 FROM steps LEFT JOIN (SELECT sequence_id, prompt_id FROM sequences) USING (sequence_id)
 WHERE variant = ? AND run_pass = ? AND NOT warmup AND drafted IS NOT NULL AND accepted IS NOT NULL
 ORDER BY start_ns, step_id
@@ -69,7 +71,7 @@ ORDER BY start_ns, step_id
 
 def load_drafts(bundle: Bundle, variant: str, run_pass: RunPass = "clean") -> Drafts:  # noqa: S107
     """Read what ``variant`` drafted and accepted in one pass."""
-    table = bundle.query(_SQL, [variant, run_pass])
+    table = bundle.query(_SQL.format(own=own_ns(bundle)), [variant, run_pass])
     columns = {
         name: table.column(name).to_numpy(zero_copy_only=False).astype(np.int64) for name in table.column_names[1:]
     }

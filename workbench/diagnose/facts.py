@@ -10,11 +10,12 @@ from workbench.diagnose.byte_model import ByteClass, byte_classes
 from workbench.diagnose.columns import Columns, load_columns
 from workbench.diagnose.device_split import Split
 from workbench.diagnose.floor import Floor, load_floor
+from workbench.diagnose.host_use import HostUse, load_host_use
 from workbench.diagnose.load_split import PROFILED, find_hardware, load_counters, load_split
 from workbench.diagnose.replays import without_replays
 from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.signals import LaneTime, StepCounters, lane_time
-from workbench.diagnose.steps import RunPass, Steps, load_steps
+from workbench.diagnose.steps import Ints, RunPass, Steps, load_steps
 from workbench.errors import InputError
 from workbench.hardware import Hardware
 from workbench.quantity import Quantity
@@ -151,6 +152,21 @@ class Facts:
         """The description of the GPU, where its name is known."""
         return find_hardware(self.bundle)
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the steps run on the host itself: no device row, and no other device named."""
+        return not len(self.kernels) and "cuda" not in self.device and not self.ingested
+
+    @cached_property
+    def host_use(self) -> HostUse | None:
+        """What the scheduler gave the decoding thread in ``steps``; None where that was not recorded."""
+        return load_host_use(self.bundle, self.variant, self.steps, on_cpu=self.on_cpu)
+
+    @cached_property
+    def own_wall(self) -> Ints:
+        """Wall time of each of ``steps`` without what other work on the machine took of it, where that is recorded."""
+        return self.steps.wall - self.host_use.taken if self.host_use else self.steps.wall
+
     @cached_property
     def split(self) -> Split | None:
         """Kernels and gaps of ``steps`` by evidence; None where no kernel was traced within a step."""
@@ -209,11 +225,14 @@ class Facts:
 
     @cached_property
     def noise(self) -> float:
-        """Relative half-width of the mean step time's 95 % interval: blocks of consecutive steps, bootstrapped.
+        """Relative half-width of the mean step time's 95 % interval. A loss below it cannot be told from chance."""
+        return self.spread_of(self.steps.wall)
 
-        A loss below it cannot be told from chance. 1 where there are fewer than two steps.
-        """
-        wall = self.steps.wall.astype(np.float64)
+    @staticmethod
+    def spread_of(times: Ints) -> float:
+        """Return the relative half-width of the 95 % interval of the mean of ``times``: blocks of consecutive steps,
+        bootstrapped. 1 where there are fewer than two steps."""
+        wall = times.astype(np.float64)
         if len(wall) < 2 or not wall.any():
             return 1.0
         blocks = np.array([block.mean() for block in np.array_split(wall, min(20, len(wall)))])

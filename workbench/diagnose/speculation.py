@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
+from workbench.diagnose.host_use import own_ns
 from workbench.diagnose.settings import UNKNOWN, variant_settings
 from workbench.diagnose.steps import Steps
 from workbench.quantity import Quantity, Tag
@@ -139,7 +140,7 @@ class BreakEven:
 
 
 _BY_PROMPT = """
-SELECT prompt_id, sum(end_ns - start_ns)::DOUBLE AS wall, count(*)::DOUBLE AS steps, sum(committed)::DOUBLE AS tokens
+SELECT prompt_id, sum({own})::DOUBLE AS wall, count(*)::DOUBLE AS steps, sum(committed)::DOUBLE AS tokens
 FROM steps JOIN sequences USING (variant, run_pass, sequence_id)
 WHERE variant = ? AND run_pass = 'clean' AND NOT warmup GROUP BY prompt_id HAVING count(committed) = count(*)
 """
@@ -149,14 +150,16 @@ def break_even(bundle: Bundle, variant: str, baseline: str | None = None) -> Bre
     """Compare ``variant`` with ``baseline``, by default its plain twin; None where it has none or they share no
     finished prompt of which every step says what it committed.
 
-    Intervals are 95 %, a jackknife over the prompts on the logarithm, so a slow stretch of the machine that fell on
-    some prompts widens them. No interval with fewer than two prompts.
+    Waits for a CPU that other work had are left out where they were recorded (``host_use``). Intervals are 95 %, a
+    jackknife over the prompts on the logarithm, so a slow stretch of the machine that fell on some prompts widens them.
+    No interval with fewer than two prompts.
     """
     baseline = baseline or plain_twin(bundle, variant)
     if baseline is None:
         return None
+    sql = _BY_PROMPT.format(own=own_ns(bundle))
     own_rows, plain_rows = (
-        {row["prompt_id"]: row for row in bundle.query(_BY_PROMPT, [name]).to_pylist()} for name in (variant, baseline)
+        {row["prompt_id"]: row for row in bundle.query(sql, [name]).to_pylist()} for name in (variant, baseline)
     )
     prompts = sorted(own_rows.keys() & plain_rows.keys())
     if not prompts:

@@ -9,13 +9,7 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding, ranked
 from workbench.diagnose.findings.between_graphs import kernels_between_graphs
 from workbench.diagnose.findings.byte_losses import expanded_weights, over_fetch, replicated_weights
-from workbench.diagnose.findings.conditions import (
-    clock_throttled,
-    data_quality,
-    foreign_process,
-    noisy_run,
-    step_outliers,
-)
+from workbench.diagnose.findings.conditions import clock_throttled, data_quality, foreign_process
 from workbench.diagnose.findings.cpu_host import context_cost, host_stall
 from workbench.diagnose.findings.device_losses import device_losses
 from workbench.diagnose.findings.engine_claims import engine_bandwidth, expanded_by_bytes, graph_off
@@ -27,6 +21,7 @@ from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
 from workbench.diagnose.findings.skinny_gemm import skinny_gemm
 from workbench.diagnose.findings.speculation import DETECTORS as SPECULATION
 from workbench.diagnose.findings.traced_graphs import trace_inflation
+from workbench.diagnose.findings.uneven_steps import cpu_contention, noisy_run, step_outliers
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict
 
@@ -38,6 +33,7 @@ DETECTORS: tuple[Detector, ...] = (
     clock_throttled,
     noisy_run,
     step_outliers,
+    cpu_contention,
     device_losses,
     graph_break,
     cpu_sync,

@@ -1,4 +1,4 @@
-"""What the run happened under: clocks, other processes, uneven steps, and a trace that may not be trusted."""
+"""What the run happened under: clocks, other processes, and a trace that may not be trusted."""
 
 import re
 
@@ -6,16 +6,11 @@ import numpy as np
 
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding, Severity
-from workbench.diagnose.findings.gain import gain, ms, noise, severity, stands_out
+from workbench.diagnose.findings.gain import gain
 from workbench.diagnose.numbers import percent
 from workbench.quantity import Quantity
 from workbench.trace.claims import CLAIMS, Check
 
-OUTLIER_SIGMA = 6.0
-OUTLIER_TIMES = 2.0
-"""A step is an outlier from twice the median on, and only where ordinary steps do not reach that by chance."""
-
-OUTLIERS_AT_MOST = 0.1
 THROTTLED_SHARE = 0.2
 """Share of the samples with a throttle reason from which it shaped the run."""
 
@@ -23,53 +18,6 @@ LESS_CLOCK = 0.03
 
 DOUBTS = ("head-loss", "launch-without-kernel", "missing-graph-nodes", "data-loss", "counter-gap")
 """Warnings that say records are missing. Errors always become findings."""
-
-
-def step_outliers(facts: Facts) -> list[Finding]:
-    """A few steps take much longer than the rest, by more than steps vary."""
-    steps = facts.steps
-    if len(steps) < 20:
-        return []
-    wall = steps.wall.astype(float)
-    median = float(np.median(wall))
-    spread = 1.4826 * float(np.median(np.abs(wall - median)))
-    limit = max(OUTLIER_TIMES * median, median + OUTLIER_SIGMA * spread)
-    slow = np.flatnonzero(wall > limit)
-    excess = float((wall[slow] - median).sum())
-    # Half of the time such steps lose has to stand out: on a shared machine some are always there.
-    if not len(slow) or len(slow) > OUTLIERS_AT_MOST * len(wall) or not stands_out(facts, excess / 2):
-        return []
-    order = slow[np.argsort(-wall[slow], kind="stable")]
-    period = np.diff(slow)
-    regular = len(period) >= 3 and float(period.std()) <= 0.2 * float(period.mean())
-    recoverable = gain(facts, excess, "measured", 0.5 * excess)
-    every = f", every {period.mean():.0f} steps" if regular else ""
-    return [
-        Finding(
-            id="step-outliers",
-            severity=severity(facts, recoverable),
-            variant=facts.variant,
-            title="A few steps are far slower",
-            sentence=(
-                f"{len(slow)} of {len(wall)} steps take more than {limit / median:.2g} times the median of "
-                f"{ms(median)}, up to {ms(float(wall.max()))}{every}: {percent(excess / facts.wall_ns, 2)} of all time."
-            ),
-            remedy="look at what happens then: garbage collection, logging, memory that grows, a scheduler tick"
-            if regular
-            else "keep other work off the machine, pin the process's cores, and repeat; if they stay, trace one",
-            confidence="high" if regular else "medium",
-            evidence=(
-                Evidence(
-                    "steps beyond the limit",
-                    Quantity(float(len(slow)), "steps", "measured"),
-                    "steps",
-                    tuple(steps.step_id[order[:16]].tolist()),
-                ),
-                Evidence("their time beyond the median", Quantity(excess / 1e6, "ms", "measured"), "steps"),
-            ),
-            recoverable=recoverable,
-        )
-    ]
 
 
 def clock_throttled(facts: Facts) -> list[Finding]:
@@ -200,22 +148,3 @@ def _table(check: str) -> str:
     if check.startswith("counter") or check == "throttled":
         return "counters"
     return "losses" if check in ("data-loss", "damaged") else "kernels"
-
-
-def noisy_run(facts: Facts) -> list[Finding]:
-    """Steps vary so much that losses below a tenth of the tok/s cannot be told from chance."""
-    spread = noise(facts)
-    if len(facts.steps) < 20 or spread < 0.1:
-        return []
-    return [
-        Finding(
-            id="noisy-run",
-            severity="note",
-            variant=facts.variant,
-            title="Step times vary too much",
-            sentence=f"The mean step time is known to ± {percent(spread, 2)} only: smaller losses are not reported.",
-            remedy="keep other work off the machine, fix the number of threads, take more steps",
-            confidence="high",
-            evidence=(Evidence("half-width of the mean step time", Quantity(spread, "share", "measured"), "steps"),),
-        )
-    ]

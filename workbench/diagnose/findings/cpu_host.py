@@ -5,6 +5,7 @@ import numpy as np
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
+from workbench.diagnose.host_use import own_ns
 from workbench.diagnose.intervals import merge
 from workbench.quantity import Quantity
 
@@ -78,14 +79,14 @@ def host_stall(facts: Facts) -> list[Finding]:
 
 
 _CONTEXT = """
-SELECT context, width, end_ns - start_ns AS wall FROM steps
+SELECT context, width, {own} AS wall FROM steps
 WHERE variant = ? AND run_pass = ? AND NOT warmup AND context IS NOT NULL ORDER BY start_ns
 """
 
 
 def context_cost(facts: Facts) -> list[Finding]:
     """Step time grows with the context by far more than the cache's bytes: something is done again for all of it."""
-    table = facts.bundle.query(_CONTEXT, [facts.variant, facts.time_pass])
+    table = facts.bundle.query(_CONTEXT.format(own=own_ns(facts.bundle)), [facts.variant, facts.time_pass])
     if table.num_rows < 30 or facts.floor is None:
         return []
     context, wall = (table.column(name).to_numpy().astype(float) for name in ("context", "wall"))
