@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from workbench.decode.experts import Experts
+from workbench.decode.presets import load_preset
+from workbench.decode.rank import rank_slice
 from workbench.decode.rungs import build, grouping
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.forward import EagerForward
@@ -159,23 +161,28 @@ def test_the_plain_rungs_are_built_grouped_where_they_can_be(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "tp"), [("gpt-oss-20b", 1), ("qwen3-30b-a3b", 1), ("glm-5.2", 8), ("mimo-v2.5-pro", 8)]
+)
 @pytest.mark.parametrize("width", [1, 4, 16])
-def test_the_product_in_a_graph(width: int) -> None:
-    """At gpt-oss-20b's shape: captured once, replayed with other choices, most experts chosen by nobody or by all."""
+def test_the_product_in_a_graph(name: str, tp: int, width: int) -> None:
+    """One layer of a true shape, captured once, replayed with other choices: experts that nobody or everybody chose."""
     device = torch.device("cuda")
     generator = torch.Generator(device=device).manual_seed(0)
-    shape = MoE(experts=32, top_k=4, inter=2880, bias=True, activation="clamped-swiglu")
+    spec = rank_slice(load_preset(name), tp)
+    assert spec.moe is not None
+    experts, top_k, hidden = spec.moe.experts, spec.moe.top_k, spec.hidden
     with torch.device("meta"):
-        built = Experts(2880, shape)
+        built = Experts(hidden, spec.moe)
     built = built.to_empty(device=device).bfloat16()
     for parameter in built.parameters():
         parameter.data.normal_(generator=generator).mul_(parameter.shape[-1] ** -0.5)
     assert refusal(built, device, torch.bfloat16) == ""
-    built.forced = torch.zeros(64, 4, dtype=torch.int64, device=device)
-    x = torch.randn(width, 2880, device=device, generator=generator).bfloat16()
+    built.forced = torch.zeros(64, top_k, dtype=torch.int64, device=device)
+    x = torch.randn(width, hidden, device=device, generator=generator).bfloat16()
     positions = torch.zeros(width, dtype=torch.int64, device=device)
-    numbers = torch.arange(32, device=device)
-    table = torch.rand(64, 32, device=device, generator=generator).argsort(1)[:, :4]
+    numbers = torch.arange(experts, device=device)
+    table = torch.rand(64, experts, device=device, generator=generator).argsort(1)[:, :top_k]
     with torch.inference_mode():
         built.groups = numbers
         built.forced.copy_(table)
