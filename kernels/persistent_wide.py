@@ -77,7 +77,7 @@ def _tail_bytes(shape: StepShape, plan: WidePlan) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up (a test holds it to the compiler's)."""
     t, slots = plan.tokens, _slots(shape, plan.tokens)
     owned = -(-(shape.hidden // 64) // plan.grid)
-    words = 4 * plan.stages + 4 + 5 + t + 2 * t * shape.top_k + 2 * slots + 2 * slots * t + 3 * t + 4 * plan.warps
+    words = 4 * plan.stages + 4 + 3 + 5 + t + 2 * t * shape.top_k + 2 * slots + 2 * slots * t + 3 * t + 4 * plan.warps
     return 4 * (words + owned * t * 64 + plan.pieces * plan.warps * 16 * t) + 64
 
 

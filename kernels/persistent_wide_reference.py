@@ -1,4 +1,4 @@
-"""The step of several tokens in float64, all tokens at once, with what each phase leaves: the kernel's trace is held to it.
+"""The step of several tokens in float64, with what each phase leaves: the kernel's trace is held to it.
 
 Source of the arithmetic: ``persistent_reference``, which runs one token after another; a test holds the two together.
 """

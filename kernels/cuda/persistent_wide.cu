@@ -7,15 +7,15 @@
 //   QKV | attention | output projection | mix | gate-up | down | mix
 // What is different from one token:
 //   - activations are T times as large, so no CTA keeps the residual. A block of 64 of its columns, all tokens, belongs to one CTA, which
-//     adds what the phase before left (mix), keeps the sum in its shared memory, publishes it times the next norm's gain, its sum of squares
-//     and its share of the router's sums. The RMS factor is one number a token: readers apply it to their results.
+//     adds what the phase before left (mix), keeps the sum in its shared memory, publishes it times the next norm's gain, its sum of
+//     squares and its share of the router's sums. The RMS factor is one number a token: readers apply it to their results.
 //   - a warp works on a fixed part of the columns (K) of a row tile and holds that part of the activation of all tokens in registers as B
 //     fragments: weights are read once, tokens are the MMA's columns, nothing but weights and sums goes through shared memory.
 //   - QKV and output projection go in tasks of a row tile and half of K: there are not enough row tiles for every CTA, and each half is
 //     one of exactly two parts that the reader adds.
 //   - experts: the distinct ones among all tokens' choices, in rising order, are the slots. Gate-up multiplies every slot with all tokens
-//     (the columns are there anyway) and keeps what was asked for; down loads the slot's tokens, zeros for the others. Tasks (slot, row tile)
-//     are dealt in contiguous runs, so a CTA sees one or two slots in down.
+//     (the columns are there anyway) and keeps what was asked for; down loads the slot's tokens, zeros for the others. Tasks (slot, row
+//     tile) are dealt in contiguous runs, so a CTA sees one or two slots in down.
 //   - attention: one task for each KV head, token and split of the cached positions. The new tokens' keys and values are computed by
 //     every task that ends with them, as one more stage of positions.
 // Sums are in a fixed order everywhere: results do not depend on timing.
@@ -85,20 +85,47 @@ struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
   u64 routed, held;
+  float* scratch;
+  u32 cta;  // blockIdx.x, read anew for the same reason as scratch
   int count, position, slots, dead, is_last;
   int token[TOKENS];
   int choice[TOKENS][TOPK];
   float choice_weight[TOKENS][TOPK];
   int expert[kMaxSlots];
-  u32 mask[kMaxSlots];           // the tokens that chose the slot's expert
-  int rank[kMaxSlots][TOKENS];   // as their which choice
+  u32 mask[kMaxSlots];          // the tokens that chose the slot's expert
+  int rank[kMaxSlots][TOKENS];  // as their which choice
   float weight[kMaxSlots][TOKENS];
-  float factor[TOKENS];          // RMS factor
+  float factor[TOKENS];  // RMS factor
   float sums[2 * TOKENS];
   float top[kConsumers / 16];
   int top_row[kConsumers / 16];
   alignas(16) float residual[kOwned * TOKENS * kBlockColumns];
   alignas(16) float part[kPartFloats];
+};
+
+// The parts of scratch. Each phase makes its addresses anew from a word of shared memory: kept over the layers they would spill.
+struct Parts {
+  float* base;
+  __device__ __forceinline__ float* at(u64 floats) const { return base + floats; }
+  static constexpr u64 kAttentionOut = (u64)TOKENS * HIDDEN;
+  static constexpr u64 kInter = kAttentionOut + (u64)TOKENS * kQueryRows;
+  static constexpr u64 kQkvParts = kInter + (u64)kMaxSlots * TOKENS * (INTER / 2);
+  static constexpr u64 kOutParts = kQkvParts + (u64)2 * TOKENS * kQkvRows;
+  static constexpr u64 kDownParts = kOutParts + (u64)2 * TOKENS * HIDDEN;
+  static constexpr u64 kBest = kDownParts + (u64)TOKENS * TOPK * HIDDEN;
+  static constexpr u64 kSquares = kBest + (u64)2 * GRID * TOKENS;
+  static constexpr u64 kRouterParts = kSquares + (u64)kBlocks * TOKENS;
+  static constexpr u64 kPartials = kRouterParts + (u64)kBlocks * TOKENS * EXPERTS;
+  __device__ __forceinline__ float* scaled() const { return base; }  // [TOKENS][HIDDEN]: residual times the next norm's gain
+  __device__ __forceinline__ float* attention_out() const { return at(kAttentionOut); }         // [TOKENS][kQueryRows]
+  __device__ __forceinline__ u16* inter() const { return reinterpret_cast<u16*>(at(kInter)); }  // fp16 [kMaxSlots][TOKENS][INTER]
+  __device__ __forceinline__ float* qkv_parts() const { return at(kQkvParts); }                 // [2][TOKENS][kQkvRows]
+  __device__ __forceinline__ float* out_parts() const { return at(kOutParts); }                 // [2][TOKENS][HIDDEN]
+  __device__ __forceinline__ float* down_parts() const { return at(kDownParts); }               // [TOKENS][TOPK][HIDDEN]
+  __device__ __forceinline__ float* best() const { return at(kBest); }                          // [GRID][TOKENS][2]: logit, index bits
+  __device__ __forceinline__ float* squares() const { return at(kSquares); }                    // [kBlocks][TOKENS]
+  __device__ __forceinline__ float* router_parts() const { return at(kRouterParts); }           // [kBlocks][TOKENS][EXPERTS]
+  __device__ __forceinline__ float* partials() const { return at(kPartials); }  // [KV_HEADS][TOKENS][kMaxSplits][kPartialFloats]
 };
 
 enum Phase { kQkv, kAttention, kOut, kMix, kGateUp, kDown, kAdd, kPhases };
@@ -121,8 +148,7 @@ struct Ring {
 // This CTA's contiguous share of so many tasks.
 struct Share {
   u32 low, high;
-  __device__ __forceinline__ explicit Share(u32 tasks)
-      : low((u32)((u64)blockIdx.x * tasks / GRID)), high((u32)((u64)(blockIdx.x + 1) * tasks / GRID)) {}
+  __device__ __forceinline__ Share(u32 cta, u32 tasks) : low((u32)((u64)cta * tasks / GRID)), high((u32)((u64)(cta + 1) * tasks / GRID)) {}
 };
 
 __device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
@@ -159,7 +185,9 @@ struct Attention {
   }
   __device__ __forceinline__ int first(int token) const { return window > 0 ? max(position + token + 1 - window, 0) : 0; }
   __device__ __forceinline__ int cached(int token) const { return max(position - first(token), 0); }
-  __device__ __forceinline__ int begin(int token, int split) const { return min(split * ((cached(token) + splits - 1) / splits), cached(token)); }
+  __device__ __forceinline__ int begin(int token, int split) const {
+    return min(split * ((cached(token) + splits - 1) / splits), cached(token));
+  }
   __device__ __forceinline__ int end(int token, int split) const { return begin(token, split + 1); }
   __device__ __forceinline__ int first_new(int token) const { return max(first(token) - position, 0); }
 };
@@ -187,7 +215,7 @@ __device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
 template <int STEPS, int PARTS, u32 TILES>
 __device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 policy) {
   constexpr int kRun = STEPS / PARTS;
-  const Share share(TILES * PARTS);
+  const Share share(blockIdx.x, TILES * PARTS);
 #pragma unroll 1
   for (u32 task = share.low; task < share.high; ++task) {
     const u8* source = matrix + ((u64)(task % TILES) * STEPS + task / TILES * kRun) * kStepBytes;
@@ -204,7 +232,7 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 po
 // Tasks of a slot and a row tile.
 template <int UNITS, u32 TILES>
 __device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, const u8* matrix, u64 policy) {
-  const Share share(sh.slots * TILES);
+  const Share share(sh.cta, sh.slots * TILES);
 #pragma unroll 1
   for (u32 task = share.low; task < share.high; ++task) {
     const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
@@ -214,7 +242,8 @@ __device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, con
   }
 }
 
-__device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, int count, const u16* keys, const u16* values, int capacity, u64 policy) {
+__device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, int count, const u16* keys, const u16* values, int capacity,
+                                             u64 policy) {
   for (int task = blockIdx.x; task < KV_HEADS * count * plan.splits; task += GRID) {
     const int split = task % plan.splits, token = task / plan.splits % count, head = task / (plan.splits * count);
     const int end = plan.end(token, split);
@@ -260,13 +289,15 @@ struct Dense {
   static constexpr int kWords = kTwo ? 4 : 2;
   u32 b[kStages][kEach][kWords];
 
-  static __device__ __forceinline__ constexpr int steps(int stage) { return RUN - stage * STAGE_UNITS < STAGE_UNITS ? RUN - stage * STAGE_UNITS : STAGE_UNITS; }
+  static __device__ __forceinline__ constexpr int steps(int stage) {
+    return RUN - stage * STAGE_UNITS < STAGE_UNITS ? RUN - stage * STAGE_UNITS : STAGE_UNITS;
+  }
   static __device__ __forceinline__ bool has(int stage, int i, int warp) {  // the first is known to the compiler
     return (i + 1) * WARPS <= steps(stage) || warp + i * WARPS < steps(stage);
   }
 
-  // source: fp32 [count][stride], the run's first column. Column g of B is token g's high part (8 tokens: and, in another MMA, its low one);
-  // with fewer tokens columns T to 2T are the low parts.
+  // source: fp32 [count][stride], the run's first column. Column g of B is token g's high part (8 tokens: and, in another MMA, its low
+  // one); with fewer tokens columns T to 2T are the low parts.
   __device__ __forceinline__ void load(const float* source, int stride, int count) {
     const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
     const int token = g % TOKENS, part = g / TOKENS;
@@ -343,7 +374,7 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float
   const int warp = (int)ptx::thread() >> 5;
   Dense<kRun> x;
   u32 held = PARTS;
-  const Share share(TILES * PARTS);
+  const Share share(sh.cta, TILES * PARTS);
 #pragma unroll 1
   for (u32 at = share.low; at < share.high;) {
     const u32 tasks = min((u32)PIECES, share.high - at);
@@ -381,8 +412,8 @@ struct Slice {
         if (q * Activation::kGroup + j < Activation::kBlocks) x.b[q * Activation::kGroup + j][i] = column_block == j ? half[i] : 0u;
   }
 
-  // From fp32 [count][UNITS * 64], under a power of two for each token's slice that puts its largest element in [2^14, 2^15): fp16 then errs
-  // by 2^-12 of an element, or 2^-40 of the largest.
+  // From fp32 [count][UNITS * 64], under a power of two for each token's slice that puts its largest element in [2^14, 2^15): fp16 then
+  // errs by 2^-12 of an element, or 2^-40 of the largest.
   __device__ __forceinline__ void load_float(const float* source, int count) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = g % TOKENS, column_block = g / TOKENS;
     const int last = 2 * units();
@@ -449,7 +480,7 @@ __device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Load loa
   Slice<UNITS> slice;
   const int first_unit = slice.first(), units = slice.units();
   int held = -1;
-  const Share share(sh.slots * TILES);
+  const Share share(sh.cta, sh.slots * TILES);
 #pragma unroll 1
   for (u32 at = share.low; at < share.high;) {
     const u32 tasks = min((u32)PIECES, share.high - at);
@@ -477,8 +508,8 @@ __device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Load loa
 
 // --- norms and the router ---------------------------------------------------------------------------------------
 
-// One block of the residual: adds add(token, column) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER, its
-// share of the router's sums. By all consumer warps; the caller has synchronised since sh.part was last read.
+// One block of the residual: adds add(token, column) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER,
+// its share of the router's sums. By all consumer warps; the caller has synchronised since sh.part was last read.
 template <bool FIRST, bool ROUTER, typename Add>
 __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count, const float* gain, const float* router, float* scaled,
                                     float* squares, float* router_parts, float* trace, Add add) {
@@ -564,7 +595,7 @@ __device__ __forceinline__ void rms_factors(Shared& sh, const float* squares, in
 __device__ __forceinline__ float activate(float gate, float up) {
   gate = fminf(gate, LIMIT);
   up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
-  return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
+  return gate / (1.0f + __expf(-(ALPHA)*gate)) * (up + 1.0f);
 }
 
 // A number as one that compares alike unsigned; NaN is the least.
@@ -740,37 +771,24 @@ __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
 // Layouts as in persistent.cu (decode_step's comment). state: tokens in the step (1 to TOKENS), position of the first, then their ids; the
 // step leaves it alone. scratch: floats, see below. logits [TOKENS][VOCAB]; best [TOKENS]: the argmax after each token; routing
 // [LAYERS][TOKENS][TOPK]; of tokens beyond the step's nothing is written. sync, zero before the first launch and after every good one:
-// barrier, arrivals at the end, error (bit 0 barrier timed out, 1 positions beyond capacity, 2 token out of range, 3 token count), one counter
-// for each token of each KV head.
-// lanes u64 [GRID][LAYERS * 7 + 1][2]: %globaltimer when a phase may start and when the CTA's part is done.
-// trace (with TRACE) floats, for each layer: q, k, v before rotation [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual after attention
-// [TOKENS][HIDDEN], gate-up's result as fp16 bits [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
+// barrier, arrivals at the end, error (bit 0 barrier timed out, 1 positions beyond capacity, 2 token out of range, 3 token count), one
+// counter for each token of each KV head. lanes u64 [GRID][LAYERS * 7 + 1][2]: %globaltimer when a phase may start and when the CTA's part
+// is done. trace (with TRACE) floats, for each layer: q, k, v before rotation [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual
+// after attention [TOKENS][HIDDEN], gate-up's result as fp16 bits [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
-decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias, const float* gains,
-                 const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias, const u8* down,
-                 const u16* down_bias, const u8* head, const float* sinks, const float* rope, const int* windows, u16* key_cache,
-                 u16* value_cache, int capacity, const int* state, float* scratch, float* logits, int* best_tokens, int* routing, u32* sync,
-                 u64* lanes, float* trace) {
+    decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias,
+                     const float* gains, const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias,
+                     const u8* down, const u16* down_bias, const u8* head, const float* sinks, const float* rope, const int* windows,
+                     u16* key_cache, u16* value_cache, int capacity, const int* state, float* scratch, float* logits, int* best_tokens,
+                     int* routing, u32* sync, u64* lanes, float* trace) {
   u8* dynamic = ptx::dynamic_shared();
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int tid = threadIdx.x, cta = blockIdx.x;
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
-  float* scaled = scratch;                                                             // [TOKENS][HIDDEN]: residual times the next norm's gain
-  float* attention_out = scaled + TOKENS * HIDDEN;                                     // [TOKENS][kQueryRows]
-  u16* inter = reinterpret_cast<u16*>(attention_out + TOKENS * kQueryRows);            // fp16 [kMaxSlots][TOKENS][INTER]
-  float* qkv_parts = attention_out + TOKENS * kQueryRows + kMaxSlots * TOKENS * (INTER / 2);  // [2][TOKENS][kQkvRows]
-  float* out_parts = qkv_parts + 2 * TOKENS * kQkvRows;                                // [2][TOKENS][HIDDEN]
-  float* down_parts = out_parts + 2 * TOKENS * HIDDEN;                                 // [TOKENS][TOPK][HIDDEN]
-  float* best = down_parts + TOKENS * TOPK * HIDDEN;                                   // [GRID][TOKENS][2]: logit, index bits
-  float* squares = best + 2 * GRID * TOKENS;                                           // [kBlocks][TOKENS]
-  float* router_parts = squares + kBlocks * TOKENS;                                    // [kBlocks][TOKENS][EXPERTS]
-  float* partials = router_parts + kBlocks * TOKENS * EXPERTS;                         // [KV_HEADS][TOKENS][kMaxSplits][kPartialFloats]
   u32* error = sync + 2;
   u32* head_counters = sync + 3;
 
-  if (tid == 0) {
+  if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       ptx::mbar_init(ring.full + i * 8, 1);
       ptx::mbar_init(ring.empty + i * 8, WARPS);
@@ -779,6 +797,8 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
     ptx::mbar_init(ptx::smem_addr(&sh.held), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
+    sh.scratch = scratch;
+    sh.cta = blockIdx.x;
     sh.count = state[0];
     sh.position = state[1];
     for (int i = 0; i < TOKENS; ++i) sh.token[i] = state[2 + i];
@@ -789,13 +809,13 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
   for (int i = 0; i < TOKENS; ++i)
     if (flaw == 0 && i < count && (u32)sh.token[i] >= VOCAB) flaw = 4u;
   if (flaw != 0) {  // the same in every CTA: nobody waits for anybody
-    if (tid == 0) atomicOr(error, flaw);
+    if (threadIdx.x == 0) atomicOr(error, flaw);
     return;
   }
   const u64 cache_layer = (u64)KV_HEADS * capacity * HEAD_DIM;
 
-  if (warp == WARPS) {  // the producer: one lane
-    if (lane == 0) {
+  if (threadIdx.x >= kConsumers) {  // the producer: one lane
+    if (threadIdx.x == kConsumers) {
       const u64 policy = ptx::policy_evict_first(), keep = ptx::policy_evict_normal();
       u32 layer_parity = 0;
 #pragma unroll 1
@@ -815,7 +835,8 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
         stream_bf16<kQuerySteps, 2, kOutTiles>(ring, out_proj + (u64)layer * kOutTiles * kQuerySteps * kStepBytes, policy);
         ptx::mbar_wait(ptx::smem_addr(&sh.routed), layer_parity);
         layer_parity ^= 1;
-        stream_experts<kHiddenUnits, kGateUpTiles>(ring, sh, gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, policy);
+        stream_experts<kHiddenUnits, kGateUpTiles>(
+            ring, sh, gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, policy);
         stream_experts<kInterUnits, kOutTiles>(ring, sh, down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, policy);
       }
       stream_bf16<kHiddenSteps, 1, kHeadTiles>(ring, head, policy);
@@ -825,9 +846,12 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
 
   u32 passed = 0;
   constexpr u64 kTraceLayer = (u64)TOKENS * (kQkvRows + kQueryRows + 2 * HIDDEN + TOPK * INTER);
-  for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-    mix<true, false>(sh, owned, block, count, gains, nullptr, scaled, squares, nullptr, nullptr,
-                     [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); });
+  {
+    const Parts parts{sh.scratch};
+    for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+      mix<true, false>(sh, owned, block, count, gains, nullptr, parts.scaled(), parts.squares(), nullptr, nullptr,
+                       [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); });
+  }
   grid_barrier(sh, sync, error, passed);
 
 #pragma unroll 1
@@ -841,147 +865,156 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
 
     // --- QKV ---
     stamp(lanes, record + kQkv, 0);
-    rms_factors(sh, squares, count);
     {
-      float bias[kItems];
-      auto prepare = [&](u32 first, int tasks) {
+      const Parts parts{sh.scratch};
+      rms_factors(sh, parts.squares(), count);
+      {
+        const int tid = (int)ptx::thread();
+        float bias[kItems];
+        auto prepare = [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers;
-          const u32 task = first + item / (16 * TOKENS);
-          bias[i] = item < tasks * 16 * TOKENS && task < kQkvTiles ? qkv_bias[(u64)layer * kQkvRows + task * 16 + item % 16] : 0.0f;
-        }
-      };
-      consume_bf16<kHiddenSteps, 2, kQkvTiles>(ring, sh, scaled, count, prepare, [&](u32 first, int tasks) {
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers;
+            const u32 task = first + item / (16 * TOKENS);
+            bias[i] = item < tasks * 16 * TOKENS && task < kQkvTiles ? qkv_bias[(u64)layer * kQkvRows + task * 16 + item % 16] : 0.0f;
+          }
+        };
+        consume_bf16<kHiddenSteps, 2, kQkvTiles>(ring, sh, parts.scaled(), count, prepare, [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-          if (item >= tasks * 16 * TOKENS || token >= count) continue;
-          const u32 task = first + piece, half = task / kQkvTiles;
-          qkv_parts[(half * TOKENS + token) * kQkvRows + task % kQkvTiles * 16 + row] =
-              fmaf(sum_part(sh, piece, row * TOKENS + token), sh.factor[token], bias[i]);
-        }
-      });
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+            if (item >= tasks * 16 * TOKENS || token >= count) continue;
+            const u32 task = first + piece, half = task / kQkvTiles;
+            parts.qkv_parts()[(half * TOKENS + token) * kQkvRows + task % kQkvTiles * 16 + row] =
+                fmaf(sum_part(sh, piece, row * TOKENS + token), sh.factor[token], bias[i]);
+          }
+        });
+      }
     }
     stamp(lanes, record + kQkv, 1);
     grid_barrier(sh, sync, error, passed);
-    if (HOLD && tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
+    if (HOLD && threadIdx.x == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
 
     // --- attention ---
     stamp(lanes, record + kAttention, 0);
-#if TRACE
-    for (int i = cta * kConsumers + tid; i < count * kQkvRows; i += GRID * kConsumers)
-      trace_qkv[i] = ptx::ldg_l2(qkv_parts + i) + ptx::ldg_l2(qkv_parts + TOKENS * kQkvRows + i);
-#endif
     {
-      const Attention plan(position, count, windows[layer]);
-      float* query = sh.part;                                                    // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
-      u16* new_keys = reinterpret_cast<u16*>(query + kGroup * HEAD_DIM);         // bf16 [TOKENS][HEAD_DIM]
-      u16* new_values = new_keys + TOKENS * HEAD_DIM;
-      float* scores = query + kGroup * HEAD_DIM + TOKENS * HEAD_DIM;             // [kGroup][kScores]
-      constexpr int kHalfDim = HEAD_DIM / 2;
-      constexpr int kTurns = ((kGroup + 2 * TOKENS) * kHalfDim + kConsumers - 1) / kConsumers;
-      constexpr float kScale = 1.4426950408889634f * (HEAD_DIM == 64 ? 0.125f : 0.08838834764831845f);
-      for (int task = cta; task < KV_HEADS * count * plan.splits; task += GRID) {
-        const int split = task % plan.splits, token = task / plan.splits % count, kv = task / (plan.splits * count);
-        const int fresh = split == plan.splits - 1 ? token + 1 : 0;  // new tokens whose keys and values this task computes
-        const float sink = warp < kGroup ? sinks[layer * HEADS + kv * kGroup + warp] * 1.4426950408889634f : 0.0f;
-        // Pairs (d, d + HEAD_DIM / 2): of the query heads, then of the new keys, both turned, then of the new values.
+      const Parts parts{sh.scratch};
+#if TRACE
+      for (int i = (int)sh.cta * kConsumers + (int)threadIdx.x; i < count * kQkvRows; i += GRID * kConsumers)
+        trace_qkv[i] = ptx::ldg_l2(parts.qkv_parts() + i) + ptx::ldg_l2(parts.qkv_parts() + TOKENS * kQkvRows + i);
+#endif
+      {
+        const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
+        const Attention plan(position, count, windows[layer]);
+        float* query = sh.part;                                             // [kGroup][HEAD_DIM], scaled by log2(e) / sqrt(HEAD_DIM)
+        u16* new_keys = reinterpret_cast<u16*>(query + kGroup * HEAD_DIM);  // bf16 [TOKENS][HEAD_DIM]
+        u16* new_values = new_keys + TOKENS * HEAD_DIM;
+        float* scores = query + kGroup * HEAD_DIM + TOKENS * HEAD_DIM;  // [kGroup][kScores]
+        constexpr int kHalfDim = HEAD_DIM / 2;
+        constexpr int kTurns = ((kGroup + 2 * TOKENS) * kHalfDim + kConsumers - 1) / kConsumers;
+        constexpr float kScale = 1.4426950408889634f * (HEAD_DIM == 64 ? 0.125f : 0.08838834764831845f);
+        for (int task = (int)sh.cta; task < KV_HEADS * count * plan.splits; task += GRID) {
+          const int split = task % plan.splits, token = task / plan.splits % count, kv = task / (plan.splits * count);
+          const int fresh = split == plan.splits - 1 ? token + 1 : 0;  // new tokens whose keys and values this task computes
+          const float sink = warp < kGroup ? sinks[layer * HEADS + kv * kGroup + warp] * 1.4426950408889634f : 0.0f;
+          // Pairs (d, d + HEAD_DIM / 2): of the query heads, then of the new keys, both turned, then of the new values.
 #pragma unroll
-        for (int n = 0; n < kTurns; ++n) {
-          const int i = tid + n * kConsumers, which = i / kHalfDim, d = i % kHalfDim;
-          if (which >= kGroup + 2 * fresh) continue;
-          const bool is_query = which < kGroup, is_value = which >= kGroup + fresh;
-          const int source = is_query ? token : is_value ? which - kGroup - fresh : which - kGroup;
-          const int row = is_query ? (kv * kGroup + which) * HEAD_DIM + d : kQueryRows + ((is_value ? KV_HEADS : 0) + kv) * HEAD_DIM + d;
-          const float* at = qkv_parts + source * kQkvRows + row;
-          const float one = ptx::ldg_l2(at) + ptx::ldg_l2(at + TOKENS * kQkvRows);
-          const float two = ptx::ldg_l2(at + kHalfDim) + ptx::ldg_l2(at + TOKENS * kQkvRows + kHalfDim);
-          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)(position + source) * kHalfDim + d) * 2);
-          const float first = one * turn.x - two * turn.y, second = two * turn.x + one * turn.y;
-          if (is_query) {
-            query[which * HEAD_DIM + d] = first * kScale;
-            query[which * HEAD_DIM + d + kHalfDim] = second * kScale;
-            continue;
-          }
-          const u16 a = ptx::to_bf16(is_value ? one : first), b = ptx::to_bf16(is_value ? two : second);
-          u16* place = (is_value ? new_values : new_keys) + source * HEAD_DIM + d;
-          place[0] = a;
-          place[kHalfDim] = b;
-          if (source == token) {  // the one task that has the last split of this token keeps them
-            u16* cache = (is_value ? value_cache : key_cache) + layer * cache_layer + ((u64)kv * capacity + position + source) * HEAD_DIM + d;
-            cache[0] = a;
-            cache[kHalfDim] = b;
-          }
-        }
-        consumer_sync();
-        Softmax s;
-        constexpr int kDims = HEAD_DIM / 32;
-        s.maximum = split == 0 ? sink : kNone;  // the sink: a key that scores its own value and has no value vector
-        s.denominator = split == 0 ? 1.0f : 0.0f;
-#pragma unroll
-        for (int d = 0; d < kDims; ++d) s.out[d] = 0.0f;
-        const int end = plan.end(token, split);
-        for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
-          const int positions = min(kStagePositions, end - at);
-          ptx::mbar_wait(ring.full_bar(), ring.parity);
-          score(ring.address(), positions, query, scores);
-          consumer_sync();
-          if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
-          release_stage(ring);
-          ring.next();
-          consumer_sync();
-        }
-        if (fresh > 0) {
-          const int from = plan.first_new(token), positions = token + 1 - from;
-          score(ptx::smem_addr(new_keys + from * HEAD_DIM), positions, query, scores);
-          consumer_sync();
-          if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ptx::smem_addr(new_values + from * HEAD_DIM));
-        }
-        float* result = attention_out + token * kQueryRows + kv * kGroup * HEAD_DIM;
-        if (plan.splits == 1) {
-          if (warp < kGroup) {
-            const float inverse = 1.0f / s.denominator;
-#pragma unroll
-            for (int d = 0; d < kDims; ++d) result[warp * HEAD_DIM + lane * kDims + d] = s.out[d] * inverse;
-          }
-        } else {  // the last split of a token and KV head to arrive joins them, in their order
-          float* all = partials + (u64)(kv * TOKENS + token) * kMaxSplits * kPartialFloats;
-          float* partial = all + (u64)split * kPartialFloats;
-          if (warp < kGroup) {
-#pragma unroll
-            for (int d = 0; d < kDims; ++d) partial[warp * HEAD_DIM + lane * kDims + d] = s.out[d];
-            if (lane == 0) {
-              partial[kGroup * HEAD_DIM + 2 * warp] = s.maximum;
-              partial[kGroup * HEAD_DIM + 2 * warp + 1] = s.denominator;
+          for (int n = 0; n < kTurns; ++n) {
+            const int i = tid + n * kConsumers, which = i / kHalfDim, d = i % kHalfDim;
+            if (which >= kGroup + 2 * fresh) continue;
+            const bool is_query = which < kGroup, is_value = which >= kGroup + fresh;
+            const int source = is_query ? token : is_value ? which - kGroup - fresh : which - kGroup;
+            const int row = is_query ? (kv * kGroup + which) * HEAD_DIM + d : kQueryRows + ((is_value ? KV_HEADS : 0) + kv) * HEAD_DIM + d;
+            const float* at = parts.qkv_parts() + source * kQkvRows + row;
+            const float one = ptx::ldg_l2(at) + ptx::ldg_l2(at + TOKENS * kQkvRows);
+            const float two = ptx::ldg_l2(at + kHalfDim) + ptx::ldg_l2(at + TOKENS * kQkvRows + kHalfDim);
+            const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)(position + source) * kHalfDim + d) * 2);
+            const float first = one * turn.x - two * turn.y, second = two * turn.x + one * turn.y;
+            if (is_query) {
+              query[which * HEAD_DIM + d] = first * kScale;
+              query[which * HEAD_DIM + d + kHalfDim] = second * kScale;
+              continue;
+            }
+            const u16 a = ptx::to_bf16(is_value ? one : first), b = ptx::to_bf16(is_value ? two : second);
+            u16* place = (is_value ? new_values : new_keys) + source * HEAD_DIM + d;
+            place[0] = a;
+            place[kHalfDim] = b;
+            if (source == token) {  // the one task that has the last split of this token keeps them
+              u16* cache =
+                  (is_value ? value_cache : key_cache) + layer * cache_layer + ((u64)kv * capacity + position + source) * HEAD_DIM + d;
+              cache[0] = a;
+              cache[kHalfDim] = b;
             }
           }
           consumer_sync();
-          if (tid == 0) {
-            u32* counter = head_counters + kv * TOKENS + token;
-            sh.is_last = ptx::add_acq_rel(counter, 1) == (u32)plan.splits - 1;
-            if (sh.is_last) *counter = 0;
+          Softmax s;
+          constexpr int kDims = HEAD_DIM / 32;
+          s.maximum = split == 0 ? sink : kNone;  // the sink: a key that scores its own value and has no value vector
+          s.denominator = split == 0 ? 1.0f : 0.0f;
+#pragma unroll
+          for (int d = 0; d < kDims; ++d) s.out[d] = 0.0f;
+          const int end = plan.end(token, split);
+          for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
+            const int positions = min(kStagePositions, end - at);
+            ptx::mbar_wait(ring.full_bar(), ring.parity);
+            score(ring.address(), positions, query, scores);
+            consumer_sync();
+            if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
+            release_stage(ring);
+            ring.next();
+            consumer_sync();
           }
-          consumer_sync();
-          if (sh.is_last)
-            for (int i = tid; i < kGroup * HEAD_DIM; i += kConsumers) {
-              const int h = i / HEAD_DIM;
-              float maximum = kNone;
-#pragma unroll 4
-              for (int p = 0; p < plan.splits; ++p)
-                maximum = fmaxf(maximum, ptx::ldg_l2(all + (u64)p * kPartialFloats + kGroup * HEAD_DIM + 2 * h));
-              float sum = 0.0f, denominator = 0.0f;
-#pragma unroll 4
-              for (int p = 0; p < plan.splits; ++p) {
-                const float* one = all + (u64)p * kPartialFloats;
-                const float factor = exp2f(ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h) - maximum);
-                denominator = fmaf(factor, ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h + 1), denominator);
-                sum = fmaf(factor, ptx::ldg_l2(one + i), sum);
+          if (fresh > 0) {
+            const int from = plan.first_new(token), positions = token + 1 - from;
+            score(ptx::smem_addr(new_keys + from * HEAD_DIM), positions, query, scores);
+            consumer_sync();
+            if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ptx::smem_addr(new_values + from * HEAD_DIM));
+          }
+          float* result = parts.attention_out() + token * kQueryRows + kv * kGroup * HEAD_DIM;
+          if (plan.splits == 1) {
+            if (warp < kGroup) {
+              const float inverse = 1.0f / s.denominator;
+#pragma unroll
+              for (int d = 0; d < kDims; ++d) result[warp * HEAD_DIM + lane * kDims + d] = s.out[d] * inverse;
+            }
+          } else {  // the last split of a token and KV head to arrive joins them, in their order
+            float* all = parts.partials() + (u64)(kv * TOKENS + token) * kMaxSplits * kPartialFloats;
+            float* partial = all + (u64)split * kPartialFloats;
+            if (warp < kGroup) {
+#pragma unroll
+              for (int d = 0; d < kDims; ++d) partial[warp * HEAD_DIM + lane * kDims + d] = s.out[d];
+              if (lane == 0) {
+                partial[kGroup * HEAD_DIM + 2 * warp] = s.maximum;
+                partial[kGroup * HEAD_DIM + 2 * warp + 1] = s.denominator;
               }
-              result[i] = sum / denominator;
             }
+            consumer_sync();
+            if (tid == 0) {
+              u32* counter = head_counters + kv * TOKENS + token;
+              sh.is_last = ptx::add_acq_rel(counter, 1) == (u32)plan.splits - 1;
+              if (sh.is_last) *counter = 0;
+            }
+            consumer_sync();
+            if (sh.is_last)
+              for (int i = tid; i < kGroup * HEAD_DIM; i += kConsumers) {
+                const int h = i / HEAD_DIM;
+                float maximum = kNone;
+#pragma unroll 4
+                for (int p = 0; p < plan.splits; ++p)
+                  maximum = fmaxf(maximum, ptx::ldg_l2(all + (u64)p * kPartialFloats + kGroup * HEAD_DIM + 2 * h));
+                float sum = 0.0f, denominator = 0.0f;
+#pragma unroll 4
+                for (int p = 0; p < plan.splits; ++p) {
+                  const float* one = all + (u64)p * kPartialFloats;
+                  const float factor = exp2f(ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h) - maximum);
+                  denominator = fmaf(factor, ptx::ldg_l2(one + kGroup * HEAD_DIM + 2 * h + 1), denominator);
+                  sum = fmaf(factor, ptx::ldg_l2(one + i), sum);
+                }
+                result[i] = sum / denominator;
+              }
+          }
+          consumer_sync();  // before the next task's queries replace these
         }
-        consumer_sync();  // before the next task's queries replace these
       }
     }
     stamp(lanes, record + kAttention, 1);
@@ -989,175 +1022,203 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
 
     // --- output projection ---
     stamp(lanes, record + kOut, 0);
-#if TRACE
-    for (int i = cta * kConsumers + tid; i < count * kQueryRows; i += GRID * kConsumers) trace_attention[i] = ptx::ldg_l2(attention_out + i);
-#endif
     {
-      float bias[kItems];
-      auto prepare = [&](u32 first, int tasks) {
+      const Parts parts{sh.scratch};
+#if TRACE
+      for (int i = (int)sh.cta * kConsumers + (int)threadIdx.x; i < count * kQueryRows; i += GRID * kConsumers)
+        trace_attention[i] = ptx::ldg_l2(parts.attention_out() + i);
+#endif
+      {
+        const int tid = (int)ptx::thread();
+        float bias[kItems];
+        auto prepare = [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers;
-          const u32 task = first + item / (16 * TOKENS);
-          bias[i] = item < tasks * 16 * TOKENS && task < kOutTiles ? out_bias[(u64)layer * HIDDEN + task * 16 + item % 16] : 0.0f;
-        }
-      };
-      consume_bf16<kQuerySteps, 2, kOutTiles>(ring, sh, attention_out, count, prepare, [&](u32 first, int tasks) {
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers;
+            const u32 task = first + item / (16 * TOKENS);
+            bias[i] = item < tasks * 16 * TOKENS && task < kOutTiles ? out_bias[(u64)layer * HIDDEN + task * 16 + item % 16] : 0.0f;
+          }
+        };
+        consume_bf16<kQuerySteps, 2, kOutTiles>(ring, sh, parts.attention_out(), count, prepare, [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-          if (item >= tasks * 16 * TOKENS || token >= count) continue;
-          const u32 task = first + piece, half = task / kOutTiles;
-          out_parts[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] = sum_part(sh, piece, row * TOKENS + token) + bias[i];
-        }
-      });
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+            if (item >= tasks * 16 * TOKENS || token >= count) continue;
+            const u32 task = first + piece, half = task / kOutTiles;
+            parts.out_parts()[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] =
+                sum_part(sh, piece, row * TOKENS + token) + bias[i];
+          }
+        });
+      }
     }
     stamp(lanes, record + kOut, 1);
     grid_barrier(sh, sync, error, passed);
 
     // --- mix: residual, MLP norm, the router's share ---
     stamp(lanes, record + kMix, 0);
-    for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-      mix<false, true>(sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS, scaled, squares,
-                       router_parts, trace_mid, [&](int token, int at) {
-                         return ptx::ldg_l2(out_parts + token * HIDDEN + at) + ptx::ldg_l2(out_parts + (TOKENS + token) * HIDDEN + at);
-                       });
+    {
+      const Parts parts{sh.scratch};
+      for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+        mix<false, true>(sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS,
+                         parts.scaled(), parts.squares(), parts.router_parts(), trace_mid, [&](int token, int at) {
+                           return ptx::ldg_l2(parts.out_parts() + token * HIDDEN + at) +
+                                  ptx::ldg_l2(parts.out_parts() + (TOKENS + token) * HIDDEN + at);
+                         });
+    }
     stamp(lanes, record + kMix, 1);
     grid_barrier(sh, sync, error, passed);
 
     // --- router and gate-up ---
     stamp(lanes, record + kGateUp, 0);
     {
-      constexpr int kParts = (kBlocks + WARPS - 1) / WARPS, kLoads = (TOKENS * EXPERTS + 31) / 32;
+      const Parts parts{sh.scratch};
+      {
+        const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
+        constexpr int kParts = (kBlocks + WARPS - 1) / WARPS, kLoads = (TOKENS * EXPERTS + 31) / 32;
 #pragma unroll
-      for (int n = 0; n < kLoads; ++n) {
-        const int i = lane + 32 * n;
-        float sum = 0.0f;
-        if (i < count * EXPERTS) {
+        for (int n = 0; n < kLoads; ++n) {
+          const int i = lane + 32 * n;
+          float sum = 0.0f;
+          if (i < count * EXPERTS) {
 #pragma unroll
-          for (int p = 0; p < kParts; ++p)
-            if (warp + p * WARPS < kBlocks) sum += ptx::ldg_l2(router_parts + (warp + p * WARPS) * TOKENS * EXPERTS + i);
+            for (int p = 0; p < kParts; ++p)
+              if (warp + p * WARPS < kBlocks) sum += ptx::ldg_l2(parts.router_parts() + (warp + p * WARPS) * TOKENS * EXPERTS + i);
+          }
+          if (i < TOKENS * EXPERTS) sh.part[warp * TOKENS * EXPERTS + i] = sum;
         }
-        if (i < TOKENS * EXPERTS) sh.part[warp * TOKENS * EXPERTS + i] = sum;
+        rms_factors(sh, parts.squares(), count);
+        consumer_sync();
+        for (int token = warp; token < count; token += WARPS) choose_experts(sh, token, sh.part, router_bias + layer * EXPERTS);
+        consumer_sync();
+        if (warp == 0) make_slots(sh, count);
+        if (sh.cta == 0)
+          for (int i = tid; i < count * TOPK; i += kConsumers) routing[layer * TOKENS * TOPK + i] = sh.choice[i / TOPK][i % TOPK];
+        consumer_sync();
       }
-      rms_factors(sh, squares, count);
-      consumer_sync();
-      for (int token = warp; token < count; token += WARPS) choose_experts(sh, token, sh.part, router_bias + layer * EXPERTS);
-      consumer_sync();
-      if (warp == 0) make_slots(sh, count);
-      if (cta == 0)
-        for (int i = tid; i < count * TOPK; i += kConsumers) routing[layer * TOKENS * TOPK + i] = sh.choice[i / TOPK][i % TOPK];
-      consumer_sync();
-    }
-    {
-      const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
-      u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // as they come, so that nothing waits for them
-      auto prepare = [&](u32 first, int tasks) {
+      {
+        const int tid = (int)ptx::thread();
+        const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
+        u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // as they come, so that nothing waits for them
+        auto prepare = [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers;
-          const u32 task = first + item / (8 * TOKENS);
-          if (item >= tasks * 8 * TOKENS) continue;
-          const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
-          gate_bias[i] = bias[0];
-          up_bias[i] = bias[8];
-        }
-      };
-      auto load = [&](int, Slice<kHiddenUnits>& slice) { slice.load_float(scaled, count); };
-      consume_experts<kHiddenUnits, kGateUpTiles, false>(ring, sh, load, prepare, [&](u32 first, int tasks) {
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers;
+            const u32 task = first + item / (8 * TOKENS);
+            if (item >= tasks * 8 * TOKENS) continue;
+            const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
+            gate_bias[i] = bias[0];
+            up_bias[i] = bias[8];
+          }
+        };
+        auto load = [&](int, Slice<kHiddenUnits>& slice) { slice.load_float(parts.scaled(), count); };
+        consume_experts<kHiddenUnits, kGateUpTiles, false>(ring, sh, load, prepare, [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers, piece = item / (8 * TOKENS), token = item / 8 % TOKENS, channel = item % 8;
-          if (item >= tasks * 8 * TOKENS) continue;
-          const u32 task = first + piece, slot = task / kGateUpTiles;
-          if (!(sh.mask[slot] >> token & 1)) continue;
-          const float factor = sh.factor[token];
-          const float gate = fmaf(sum_part(sh, piece, channel * TOKENS + token), factor, ptx::bf16_value(gate_bias[i]));
-          const float up = fmaf(sum_part(sh, piece, (channel + 8) * TOKENS + token), factor, ptx::bf16_value(up_bias[i]));
-          inter[(u64)(slot * TOKENS + token) * INTER + task % kGateUpTiles * 8 + channel] = (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
-        }
-      });
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers, piece = item / (8 * TOKENS), token = item / 8 % TOKENS, channel = item % 8;
+            if (item >= tasks * 8 * TOKENS) continue;
+            const u32 task = first + piece, slot = task / kGateUpTiles;
+            if (!(sh.mask[slot] >> token & 1)) continue;
+            const float factor = sh.factor[token];
+            const float gate = fmaf(sum_part(sh, piece, channel * TOKENS + token), factor, ptx::bf16_value(gate_bias[i]));
+            const float up = fmaf(sum_part(sh, piece, (channel + 8) * TOKENS + token), factor, ptx::bf16_value(up_bias[i]));
+            parts.inter()[(u64)(slot * TOKENS + token) * INTER + task % kGateUpTiles * 8 + channel] =
+                (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+          }
+        });
+      }
     }
     stamp(lanes, record + kGateUp, 1);
     grid_barrier(sh, sync, error, passed);
 
     // --- down ---
     stamp(lanes, record + kDown, 0);
-#if TRACE
-    for (int slot = 0; slot < sh.slots; ++slot)
-      for (int token = 0; token < count; ++token)
-        if (sh.mask[slot] >> token & 1)
-          for (int i = cta * kConsumers + tid; i < INTER / 8; i += GRID * kConsumers) {
-            const uint4 raw = ptx::ldg128_l2(inter + (u64)(slot * TOKENS + token) * INTER + i * 8);
-            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-            for (int k = 0; k < 8; ++k)
-              trace_inter[(token * TOPK + sh.rank[slot][token]) * INTER + i * 8 + k] = (float)(words[k / 2] >> (16 * (k % 2)) & 0xffff);
-          }
-#endif
     {
-      const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
-      u16 bias[kItems] = {};
-      auto prepare = [&](u32 first, int tasks) {
+      const Parts parts{sh.scratch};
+#if TRACE
+      for (int slot = 0; slot < sh.slots; ++slot)
+        for (int token = 0; token < count; ++token)
+          if (sh.mask[slot] >> token & 1)
+            for (int i = (int)sh.cta * kConsumers + (int)threadIdx.x; i < INTER / 8; i += GRID * kConsumers) {
+              const uint4 raw = ptx::ldg128_l2(parts.inter() + (u64)(slot * TOKENS + token) * INTER + i * 8);
+              const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+              for (int k = 0; k < 8; ++k)
+                trace_inter[(token * TOPK + sh.rank[slot][token]) * INTER + i * 8 + k] = (float)(words[k / 2] >> (16 * (k % 2)) & 0xffff);
+            }
+#endif
+      {
+        const int tid = (int)ptx::thread();
+        const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
+        u16 bias[kItems] = {};
+        auto prepare = [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers;
-          const u32 task = first + item / (16 * TOKENS);
-          if (item < tasks * 16 * TOKENS) bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
-        }
-      };
-      auto load = [&](int slot, Slice<kInterUnits>& slice) {
-        slice.load_half(inter + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
-      };
-      consume_experts<kInterUnits, kOutTiles, true>(ring, sh, load, prepare, [&](u32 first, int tasks) {
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers;
+            const u32 task = first + item / (16 * TOKENS);
+            if (item < tasks * 16 * TOKENS)
+              bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
+          }
+        };
+        auto load = [&](int slot, Slice<kInterUnits>& slice) {
+          slice.load_half(parts.inter() + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
+        };
+        consume_experts<kInterUnits, kOutTiles, true>(ring, sh, load, prepare, [&](u32 first, int tasks) {
 #pragma unroll
-        for (int i = 0; i < kItems; ++i) {
-          const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-          if (item >= tasks * 16 * TOKENS) continue;
-          const u32 task = first + piece, slot = task / kOutTiles;
-          if (!(sh.mask[slot] >> token & 1)) continue;
-          down_parts[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + task % kOutTiles * 16 + row] =
-              sh.weight[slot][token] * (sum_part(sh, piece, row * TOKENS + token) + ptx::bf16_value(bias[i]));
-        }
-      });
+          for (int i = 0; i < kItems; ++i) {
+            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+            if (item >= tasks * 16 * TOKENS) continue;
+            const u32 task = first + piece, slot = task / kOutTiles;
+            if (!(sh.mask[slot] >> token & 1)) continue;
+            parts.down_parts()[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + task % kOutTiles * 16 + row] =
+                sh.weight[slot][token] * (sum_part(sh, piece, row * TOKENS + token) + ptx::bf16_value(bias[i]));
+          }
+        });
+      }
     }
     stamp(lanes, record + kDown, 1);
     grid_barrier(sh, sync, error, passed);
 
     // --- mix: residual, the next layer's attention norm or the last one ---
     stamp(lanes, record + kAdd, 0);
-    for (int block = cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-      mix<false, false>(sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, scaled, squares, nullptr, trace_end,
-                        [&](int token, int at) {
-                          float part[TOPK], sum = 0.0f;
+    {
+      const Parts parts{sh.scratch};
+      for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
+        mix<false, false>(sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, parts.scaled(), parts.squares(), nullptr,
+                          trace_end, [&](int token, int at) {
+                            float part[TOPK], sum = 0.0f;
 #pragma unroll
-                          for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(down_parts + (token * TOPK + k) * HIDDEN + at);
+                            for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(parts.down_parts() + (token * TOPK + k) * HIDDEN + at);
 #pragma unroll
-                          for (int k = 0; k < TOPK; ++k) sum += part[k];
-                          return sum;
-                        });
+                            for (int k = 0; k < TOPK; ++k) sum += part[k];
+                            return sum;
+                          });
+    }
     stamp(lanes, record + kAdd, 1);
     grid_barrier(sh, sync, error, passed);
   }
 
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
-  rms_factors(sh, squares, count);
+  const Parts parts{sh.scratch};
+  rms_factors(sh, parts.squares(), count);
+  const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
   const int top_token = tid / 16 % TOKENS;
   float top = 4.0f * kNone;
   int top_row = 0;
-  consume_bf16<kHiddenSteps, 1, kHeadTiles>(ring, sh, scaled, count, [](u32, int) {}, [&](u32 first, int tasks) {
-    if (tid >= kTopThreads || top_token >= count) return;
-    for (int item = tid; item < tasks * 16 * TOKENS; item += kTopThreads) {
-      const int piece = item / (16 * TOKENS), row = item % 16;
-      const float logit = sum_part(sh, piece, row * TOKENS + top_token) * sh.factor[top_token];
-      const int index = (int)(first + piece) * 16 + row;
-      logits[(u64)top_token * VOCAB + index] = logit;
-      if (logit > top) {  // rows rise, so the lower index wins among equals
-        top = logit;
-        top_row = index;
-      }
-    }
-  });
+  consume_bf16<kHiddenSteps, 1, kHeadTiles>(
+      ring, sh, parts.scaled(), count, [](u32, int) {},
+      [&](u32 first, int tasks) {
+        if (tid >= kTopThreads || top_token >= count) return;
+        for (int item = tid; item < tasks * 16 * TOKENS; item += kTopThreads) {
+          const int piece = item / (16 * TOKENS), row = item % 16;
+          const float logit = sum_part(sh, piece, row * TOKENS + top_token) * sh.factor[top_token];
+          const int index = (int)(first + piece) * 16 + row;
+          logits[(u64)top_token * VOCAB + index] = logit;
+          if (logit > top) {  // rows rise, so the lower index wins among equals
+            top = logit;
+            top_row = index;
+          }
+        }
+      });
   stamp(lanes, LAYERS * kPhases, 1);
   auto join = [&](int width) {  // over `width` neighbouring lanes
     for (int mask = width / 2; mask > 0; mask >>= 1) {
@@ -1183,8 +1244,8 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
         top = sh.top[i];
         top_row = sh.top_row[i];
       }
-    best[(cta * TOKENS + tid) * 2] = top;
-    best[(cta * TOKENS + tid) * 2 + 1] = __int_as_float(top_row);
+    parts.best()[((int)sh.cta * TOKENS + tid) * 2] = top;
+    parts.best()[((int)sh.cta * TOKENS + tid) * 2 + 1] = __int_as_float(top_row);
   }
   consumer_sync();
   if (tid == 0) sh.is_last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
@@ -1194,7 +1255,7 @@ decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, con
       top = 5.0f * kNone;
       top_row = 0;
       for (int i = lane; i < GRID; i += 32) {
-        const float2 other = ptx::ldg64_l2(best + (i * TOKENS + token) * 2);
+        const float2 other = ptx::ldg64_l2(parts.best() + (i * TOKENS + token) * 2);
         const int row = __float_as_int(other.y);
         if (other.x > top || (other.x == top && row < top_row)) {
           top = other.x;
