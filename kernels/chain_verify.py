@@ -9,9 +9,9 @@ The target scored T positions: position 0 follows the last committed token, posi
   deterministic (q = 1 at its token), which is also right for a greedy drafter.
 
 Out: committed int32[T], the first ``count`` valid and -1 after them; count int32[1], bonus included; and, where
-given, kv_len int32[1] cut back by the positions that fell. ``decide_greedy`` is the greedy rule as the end of a captured
-step: it also sets up the next one, so that the host need not. Byte floor: greedy 8 T; rejection one row of p (and q),
-4 V each. Instruction floor: about 30 per logit of that row (draw), nothing else counts.
+given, kv_len int32[1] cut back by the positions that fell. ``decide_greedy`` is the greedy rule as the end of a
+captured step: it also sets up the next one, so that the host need not. Byte floor: greedy 8 T; rejection one row of p
+(and q), 4 V each. Instruction floor: about 30 per logit of that row (draw), nothing else counts.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, no-check-untyped-defs, allow-untyped-decorators
 # ruff: noqa: N803

@@ -21,6 +21,12 @@ from workbench.kernels.persistent_shape import StepShape, StepWeights, check_wei
 SmallPrefetch = Literal["off", "consumers", "producer"]
 _SMALL: dict[SmallPrefetch, int] = {"off": 0, "consumers": 1, "producer": 2}
 PHASES = ("qkv", "attention", "out", "gate_up", "down")
+FLAGS_AT = 2
+"""Which word of the counters holds error flags."""
+
+STATE_WORDS = 4
+"""Words from the state to the routing: two are used, two keep the routing's alignment."""
+
 _ERRORS = (
     (1, "a grid barrier timed out"),
     (2, "the position is beyond the cache"),
@@ -185,9 +191,10 @@ def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
 
 @dataclass(slots=True)
 class StepBuffers:
-    """What a step reads and writes besides weights. ``state``: int32 token, position; ``lanes``: int64
-    [grid, layers * 5 + 1, 3] %globaltimer ns (phase may start, activation ready, work done), empty without lanes;
-    ``ready`` of attention is 0, of the first layer's attention the SM that the CTA runs on."""
+    """What a step reads and writes besides weights. ``state``: int32 token, position; ``sync``: counters, and at
+    ``FLAGS_AT`` error flags; ``words``: ``sync``, ``state`` and ``routing`` in one piece, for one copy to the host;
+    ``lanes``: int64 [grid, layers * 5 + 1, 3] %globaltimer ns (phase may start, activation ready, work done), empty
+    without lanes; ``ready`` of attention is 0, of the first layer's attention the SM that the CTA runs on."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -198,6 +205,7 @@ class StepBuffers:
     logits: torch.Tensor
     routing: torch.Tensor
     sync: torch.Tensor
+    words: torch.Tensor
     lanes: torch.Tensor
 
 
@@ -224,16 +232,20 @@ def make_buffers(
 
     cache = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
     lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
+    counters = -(-(3 + shape.kv_heads) // 32) * 32 + 32
+    behind = counters + STATE_WORDS
+    words = allocate("counters, state and routing", (behind + shape.layers * shape.top_k,), torch.int32)
     return StepBuffers(
         keys=allocate("key cache", cache, torch.bfloat16),
         values=allocate("value cache", cache, torch.bfloat16),
         rope=rope.to(device).contiguous(),
         windows=torch.tensor(shape.windows, dtype=torch.int32, device=device),
-        state=allocate("state", (2,), torch.int32),
+        state=words[counters : counters + 2],
         scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
         logits=allocate("logits", (shape.vocab,), torch.float32),
-        routing=allocate("routing", (shape.layers, shape.top_k), torch.int32),
-        sync=allocate("counters", (-(-(3 + shape.kv_heads) // 32) * 32 + 32,), torch.int32),
+        routing=words[behind:].view(shape.layers, shape.top_k),
+        sync=words[:counters],
+        words=words,
         lanes=allocate("lanes", lanes, torch.int64),
     )
 
@@ -340,7 +352,10 @@ class PersistentEngine:
 
     def check(self) -> None:
         """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
-        flags = int(self.buffers.sync[2].item())
+        self.refuse(int(self.buffers.sync[FLAGS_AT].item()))
+
+    def refuse(self, flags: int) -> None:
+        """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong."""
         if flags:
             self.buffers.sync.zero_()
             raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")

@@ -85,6 +85,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._events: list[Any] = []
+        self._spare: list[Any] = []
         self._place: Callable[[], Anchor] = self._waited
         torch.cuda.synchronize(device)
         self._anchor: Anchor = self._place()
@@ -118,8 +119,8 @@ class CudaClock:
         self._anchor = new
 
     def mark(self) -> int:
-        """Record an event."""
-        self._events.append(self._event())
+        """Record an event, one used before where there is one: a mark delays what is launched behind it."""
+        self._events.append(self._record(self._spare.pop()) if self._spare else self._event())
         return len(self._events) - 1
 
     def times(self) -> list[int]:
@@ -128,8 +129,10 @@ class CudaClock:
         if not events:
             return []
         events[-1].synchronize()
-        self._reach_ns = max(self._reach_ns, self._elapsed(events[-1]))
-        return [self._host(self._elapsed(event)) for event in events]
+        passed = [self._elapsed(event) for event in events]
+        self._reach_ns = max(self._reach_ns, passed[-1])
+        self._spare += events
+        return [self._host(elapsed) for elapsed in passed]
 
     def _elapsed(self, event: Any) -> int:
         elapsed_ms: float = self._anchor.event.elapsed_time(event)
@@ -140,7 +143,9 @@ class CudaClock:
 
     def _event(self) -> Any:
         make: Any = torch.cuda.Event  # untyped in torch
-        event = make(enable_timing=True)
+        return self._record(make(enable_timing=True))
+
+    def _record(self, event: Any) -> Any:
         event.record(torch.cuda.current_stream(self._device))
         return event
 

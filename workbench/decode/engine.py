@@ -112,7 +112,7 @@ class Engine:
         self.forward.length = len(prompt)
         record.tokens.append(first)
         news = torch.tensor([*prompt, first], device=device)
-        features = TargetFeatures(scores.hidden[0], scores.taps[0])
+        features = _features(scores, len(prompt))
 
         with HostMeter() as meter:
             while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
@@ -125,7 +125,7 @@ class Engine:
                     proposal = _trim(proposal, new_tokens - len(record.tokens))
                 self.clock.mark()
                 with annotate("forward"):
-                    scores = self.forward.score(torch.cat((news[-1:], proposal.tokens))[None])
+                    scores = self.forward.score(self.forward.assemble(news[-1:], proposal.tokens))
                 self.clock.mark()
                 with annotate("verify"):
                     verdict = self._judge(proposal, scores, generator)
@@ -133,7 +133,8 @@ class Engine:
                     self.forward.length += len(committed)
                     on_device = verdict.device_tokens
                     news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
-                    features = TargetFeatures(scores.hidden[0, : len(committed)], scores.taps[0, : len(committed)])
+                    if self.drafter.max_draft:  # who drafts nothing looks at nothing
+                        features = _features(scores, len(committed))
                     record.tokens.extend(committed)
                 self.clock.mark()
                 start, draft_end, forward_end, end = self.clock.times()
@@ -197,9 +198,15 @@ class EagerEngine(Engine):
 def _trim(proposal: Proposal, remaining: int) -> Proposal:
     """Keep what can still be committed beside the bonus token, with ``remaining`` >= 1 tokens to go."""
     keep = remaining - 1
+    if len(proposal.tokens) <= keep:
+        return proposal
     return Proposal(proposal.tokens[:keep], None if proposal.probs is None else proposal.probs[:keep])
 
 
 def _distinct(scores: Scores) -> tuple[int, ...]:
-    """Count the distinct experts of each MoE layer; one copy to the host."""
-    return tuple(len({expert for row in layer for expert in row}) for layer in scores.experts.tolist())
+    """Count the distinct experts of each MoE layer; a copy to the host where the step has not made it."""
+    return tuple(len({expert for row in layer for expert in row}) for layer in scores.routed())
+
+
+def _features(scores: Scores, count: int) -> TargetFeatures:
+    return TargetFeatures(scores.hidden[0, :count], scores.taps[0, :count])

@@ -29,6 +29,11 @@ class Scores:
     taps: Tensor
     experts: Tensor
 
+    def routed(self) -> list[list[list[int]]]:
+        """Return the experts on the host; waits for the step."""
+        found: list[list[list[int]]] = self.experts.tolist()
+        return found
+
 
 class Block(nn.Module):
     """One decoder layer: attention, then experts or a dense FFN, both pre-normed with a residual."""

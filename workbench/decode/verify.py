@@ -21,8 +21,8 @@ class Verdict:
     ``accepted``: drafted tokens kept, counted from the front. ``tokens``: what the step commits, the accepted drafts
     and one more from the target, so ``len(tokens) == accepted + 1`` is the accept length with the bonus included.
     ``matches``: whether each drafted token was kept, up to and including the first that was not; positions behind it
-    were never put to the test. ``device_tokens`` int64: ``tokens`` where the target is, for the next step to start from
-    without a copy back; None where no such tensor was at hand.
+    were never put to the test. ``device_tokens`` int64 or int32: ``tokens`` where the target is, for the next step to
+    start from without a copy back; None where no such tensor was at hand.
     """
 
     accepted: int

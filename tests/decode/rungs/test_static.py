@@ -12,12 +12,14 @@ from workbench.decode.drafters.mtp import MtpDrafter
 from workbench.decode.drafters.ngram import NGramDrafter
 from workbench.decode.drafters.none import NoDrafter
 from workbench.decode.drafters.protocol import Drafter
-from workbench.decode.drafters.simulated import SimulatedDrafter
+from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
 from workbench.decode.engine import EagerEngine, Engine, SamplingRule, SequenceRecord
 from workbench.decode.model import Scores, Target
+from workbench.decode.rungs import static as static_module
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.static import StaticForward
+from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.errors import InputError
 
 CAPACITY = 40
@@ -115,9 +117,10 @@ def drafter(kind: str, target: Target, parts: dict[str, Any]) -> Drafter:
             return NoDrafter()
 
 
+@pytest.mark.parametrize("decided", [False, True])
 @pytest.mark.parametrize("kind", ["none", "ngram", "simulated", "mtp", "dflash"])
 def test_every_drafter_decodes_as_on_the_eager_rung(
-    models: Callable[..., Any], tiny_mtp: Callable[..., Any], tiny_dflash: Callable[..., Any], kind: str
+    models: Callable[..., Any], tiny_mtp: Callable[..., Any], tiny_dflash: Callable[..., Any], kind: str, decided: bool
 ) -> None:
     target = models("gpt-oss").reference
     parts = {"mtp": tiny_mtp, "dflash": tiny_dflash}
@@ -125,13 +128,81 @@ def test_every_drafter_decodes_as_on_the_eager_rung(
     outputs, steps = [], []
     for engine in (
         EagerEngine(target, drafter(kind, target, parts), SamplingRule(), capacity=CAPACITY),
-        Engine(static(target, [1, 4]), drafter(kind, target, parts), SamplingRule()),
+        Engine(
+            static(target, [1, 4]),
+            drafter(kind, target, parts),
+            SamplingRule(),
+            verify=DeviceVerifier(4, target.device) if decided else None,
+        ),
     ):
         record = SequenceRecord(len(prompt))
         steps.append([(step.width, step.accepted, step.experts) for step in engine.decode(prompt, 24, record)])
         outputs.append(record.tokens)
     assert outputs[0] == outputs[1]
     assert steps[0] == steps[1]
+
+
+def test_a_loop_that_follows_the_device_sets_nothing_up(
+    models: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = models("gpt-oss").reference
+    forward = static(target, [1, 4])
+    prompt, written = tokens(target, 5)[0].tolist(), []
+    copy_, add = Tensor.copy_, torch.add
+
+    def copying(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        if self.data_ptr() == forward._tokens.data_ptr():
+            written.append("token")
+        return copy_(self, *arguments, **named)
+
+    def adding(*arguments: Any, **named: Any) -> Tensor:
+        if named.get("out") is forward._lengths:
+            written.append("lengths")
+        return add(*arguments, **named)
+
+    # The step's own end, which a graph replays, sets up the next one; it is not the host's doing.
+    monkeypatch.setattr(static_module, "decided", quietly(static_module.decided, written))
+    monkeypatch.setattr(Tensor, "copy_", copying)
+    monkeypatch.setattr(torch, "add", adding)
+    engine = Engine(forward, NoDrafter(), SamplingRule(), verify=DeviceVerifier(4, target.device))
+    seen = []
+    for _ in engine.decode(prompt, 6, SequenceRecord(len(prompt))):
+        seen.append(list(written))
+        written.clear()
+    assert "lengths" in seen[0]  # the prompt's last piece was padded
+    assert seen[1:] == [[], [], [], []]
+
+
+def quietly(work: Callable[..., Any], log: list[str]) -> Callable[..., Any]:
+    """``work``, whatever it does to ``log`` undone."""
+
+    def run(*arguments: Any) -> Any:
+        before = list(log)
+        result = work(*arguments)
+        log[:] = before
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["none", "simulated", "mtp"])
+def test_an_overruled_device_is_set_right(models: Callable[..., Any], tiny_mtp: Callable[..., Any], kind: str) -> None:
+    """Simulated acceptance: what the loop commits is not what the device decided."""
+    target = models("gpt-oss").reference
+    prompt, outputs = tokens(target, 5)[0].tolist(), []
+    for decided in (False, True):
+        keep = SimulatedAcceptance(2.5, 3, "fixed")
+        engine = Engine(
+            static(target, [1, 4]),
+            drafter(kind, target, {"mtp": tiny_mtp}),
+            SamplingRule(),
+            acceptance=keep,
+            verify=DeviceVerifier(4, target.device, keep) if decided else None,
+        )
+        record = SequenceRecord(len(prompt))
+        steps = [step.tokens for step in engine.decode(prompt, 20, record)]
+        outputs.append((record.tokens, steps))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.gpu
@@ -144,3 +215,20 @@ def test_a_replayed_graph_is_the_uncaptured_step(models: Callable[..., Any], pie
     for got, want in zip(captured, plain, strict=True):
         assert torch.equal(got.logits, want.logits)
         assert torch.equal(got.experts, want.experts)
+
+
+@pytest.mark.gpu
+def test_a_loop_over_graphs_is_the_eager_loop(models: Callable[..., Any], tiny_mtp: Callable[..., Any]) -> None:
+    target = models("gpt-oss").reference
+    prompt, outputs = tokens(target, 9)[0].tolist(), []
+    for capture, verify in ((False, None), (True, DeviceVerifier(4, target.device))):
+        engine = Engine(
+            static(target, [1, 4], capture=capture),
+            drafter("mtp", target, {"mtp": tiny_mtp}),
+            SamplingRule(),
+            verify=verify,
+        )
+        record = SequenceRecord(len(prompt))
+        steps = [(step.width, step.accepted, step.experts) for step in engine.decode(prompt, 24, record)]
+        outputs.append((record.tokens, steps))
+    assert outputs[0] == outputs[1]

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from workbench.decode.drafters.protocol import Proposal
 from workbench.decode.model import Scores
-from workbench.decode.rungs.verifiers import DecidedScores, DeviceVerifier, UnfusedVerifier
+from workbench.decode.rungs.decided import DecidedScores
+from workbench.decode.rungs.verifiers import DeviceVerifier, UnfusedVerifier
 from workbench.decode.verify import verify_greedy
 
 CPU = torch.device("cpu")

@@ -13,15 +13,16 @@ class NoDrafter:
     max_draft = 0
 
     def __init__(self) -> None:
-        self._device = torch.device("cpu")
+        self._nothing = Proposal(torch.empty(0, dtype=torch.int64))
 
     def reset(self) -> None:
         """Nothing to forget."""
 
     def observe(self, tokens: Tensor, features: TargetFeatures | None) -> None:
         """Note only where the model lives."""
-        self._device = tokens.device
+        if self._nothing.tokens.device != tokens.device:
+            self._nothing = Proposal(torch.empty(0, dtype=torch.int64, device=tokens.device))
 
     def propose(self, temperature: float, generator: torch.Generator | None) -> Proposal:
         """Return the empty proposal."""
-        return Proposal(torch.empty(0, dtype=torch.int64, device=self._device))
+        return self._nothing

@@ -49,7 +49,9 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
         target, experts = with_grouped_experts(held.target)
         held = replace(held, target=target)
     fp8 = plan.fp8(load_policy(variant.precision.policy, shipped=held.target.spec.shipped))
-    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8)
+    fused_choice = variant.sampling.method == "greedy" and "unfused-sampling" not in faults
+    decide = fused_choice and (plan.graph or plan.persistent)
+    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8, decide=decide)
     if "recompute-prefix" in faults:
         forward = RecomputingForward(forward)
     if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step"}:
@@ -62,8 +64,8 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
         )
     if "unfused-sampling" in faults:
         return Runner(forward, UnfusedVerifier(acceptance), experts)
-    if plan.kernels and not plan.persistent and variant.sampling.method == "greedy":
-        return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance))
+    if decide:
+        return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance), experts)
     return Runner(forward, None, experts)
 
 
@@ -96,6 +98,7 @@ def _forward(
     *,
     overlap: bool,
     fp8: frozenset[TensorClass],
+    decide: bool,
 ) -> Forward:
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
@@ -114,7 +117,13 @@ def _forward(
     if not plan.kernels:
         plain = PlainStep(target, slots)
         return StaticForward(
-            plain, device=target.device, capacity=capacity, widths=widths, capture=True, piecewise=piecewise
+            plain,
+            device=target.device,
+            capacity=capacity,
+            widths=widths,
+            capture=True,
+            piecewise=piecewise,
+            decide=decide,
         )
     from workbench.decode.rungs.fused import FusedFaults, FusedStep  # needs triton
 

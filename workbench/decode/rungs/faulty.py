@@ -52,6 +52,10 @@ class FaultyForward:
         """Run the prompt; faults are planted in steps only."""
         return self._forward.prefill(tokens)
 
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Join them as the forward does."""
+        return self._forward.assemble(last, drafts)
+
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward, late."""
         if self._item:
@@ -100,6 +104,10 @@ class RecomputingForward:
         """Run the prompt and remember it."""
         self._remember(tokens)
         return self._forward.prefill(tokens)
+
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Join them as the forward does."""
+        return self._forward.assemble(last, drafts)
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward from position 0."""

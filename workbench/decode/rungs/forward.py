@@ -31,6 +31,12 @@ class Forward(Protocol):
         do not fit the cache.
         """
 
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Return the tokens [1, 1 + n] of a step: ``last`` [1], the last committed one, and ``drafts`` int64 [n].
+
+        They are for the next ``score``, and may lie where the step reads them.
+        """
+
     def score(self, tokens: Tensor) -> Scores:
         """Run ``tokens`` int64 [1, T] as positions ``length`` onwards; raises InputError where they do not fit."""
 
@@ -68,6 +74,10 @@ class EagerForward:
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt in one forward."""
         return self._target.score(tokens, self._cache)
+
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Join them."""
+        return torch.cat((last, drafts))[None]
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward."""

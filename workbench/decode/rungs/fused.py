@@ -20,6 +20,7 @@ from workbench.decode.model import Block, Target
 from workbench.decode.precision import TensorClass
 from workbench.decode.rungs import small_ops
 from workbench.decode.rungs.attend import Attend, AttendSettings, GqaAttend, MlaAttend, slabs
+from workbench.decode.rungs.decided import DecidedScores
 from workbench.decode.rungs.expert_pass import expert_pass
 from workbench.decode.rungs.feed import DenseFeed, RoutedFeed
 from workbench.decode.rungs.merging import merged, same_input
@@ -27,8 +28,7 @@ from workbench.decode.rungs.plan import ATTENTION_PROJECTIONS, RungPlan
 from workbench.decode.rungs.products import Bf16Product, Blocks, Cut, Product, live_fp8
 from workbench.decode.rungs.random_model import HeldExperts
 from workbench.decode.rungs.static import StepInputs
-from workbench.decode.rungs.verifiers import DecidedScores
-from workbench.kernels.chain_verify import verify_greedy
+from workbench.kernels.chain_verify import decide_greedy
 from workbench.kernels.lm_head import lm_head
 from workbench.kernels.rms_norm import rms_norm
 from workbench.kernels.workspace import Workspace
@@ -64,12 +64,13 @@ class FusedLayer:
 
 @dataclass(slots=True)
 class FusedState:
-    """A step under way; ``residual`` [T, H] is updated in place."""
+    """A step under way; ``residual`` [T, H] is updated in place. ``words``: first the outcome, last the experts."""
 
     inputs: StepInputs
     workspace: Workspace
     residual: Tensor
     taps: Tensor
+    words: Tensor
     experts: Tensor
     moe_layers: int = 0
     tapped: int = 0
@@ -121,12 +122,15 @@ class FusedStep:
             self._workspaces[width] = Workspace(inputs.tokens.device)
         residual = F.embedding(inputs.tokens, self._target.embed.weight)
         top_k = spec.moe.top_k if spec.moe else 0
+        before = -(-3 * width // 4) * 4  # the experts begin at 16 bytes, as the kernels were compiled for
+        words = torch.empty(before + spec.moe_layers * width * top_k, dtype=torch.int32, device=residual.device)
         return FusedState(
             inputs,
             self._workspaces[width],
             residual,
             residual.new_empty(width, len(self._target.taps), spec.hidden),
-            torch.empty(spec.moe_layers, width, top_k, dtype=torch.int32, device=residual.device),
+            words,
+            words[before:].view(spec.moe_layers, width, top_k),
         )
 
     def layer(self, index: int, state: FusedState) -> None:
@@ -152,25 +156,19 @@ class FusedStep:
         normed = self._norm(state.residual, self._target.norm.weight.detach())
         width = len(state.inputs.tokens)
         logits = torch.empty(width, len(self._head_weight), device=normed.device)
-        outcome = torch.empty(3 * width, dtype=torch.int32, device=normed.device)
-        committed, count, chosen, drafts = torch.split(outcome, [width, 1, width, width - 1])
+        outcome = state.words[: 3 * width]
         lm_head(
             normed,
             self._head_weight,
             logits=logits,
-            out=chosen,
+            out=outcome[width + 1 : 2 * width + 1],
             workspace=state.workspace,
             overlap=self._cut.overlap,
         )
-        if width > 1:
-            drafts.copy_(state.inputs.tokens[1:])
-            verify_greedy(chosen, drafts, committed=committed, count=count)
-        else:
-            committed.copy_(chosen)
-            count.fill_(1)
+        decide_greedy(state.inputs.tokens, outcome, state.inputs.lengths)
         return DecidedScores(
             logits=logits[None], hidden=state.residual[None], taps=state.taps[None], experts=state.experts,
-            outcome=outcome,
+            outcome=outcome, words=state.words,
         )  # fmt: skip
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:

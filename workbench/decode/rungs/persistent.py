@@ -2,6 +2,9 @@
 
 The kernel is written for the gpt-oss family: clamped activation, no QK-norm, one head size. It has its own layout of
 every weight, and it runs one token a step, so it goes with no drafter.
+
+It chooses the next token and counts the position itself, so a step in a loop that follows it is one graph: the launch,
+and one copy of token, chosen experts and error flags to pinned memory.
 """
 
 from collections.abc import Sequence
@@ -14,12 +17,14 @@ from torch import Tensor
 from workbench.decode.attention import Attention
 from workbench.decode.experts import ALPHA, LIMIT, Experts
 from workbench.decode.model import Block, Scores, Target
+from workbench.decode.replay import captured
+from workbench.decode.rungs.decided import DecidedScores, HostWords
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.spec import GQA, ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.mxfp4_layout import restore
-from workbench.kernels.persistent import PersistentEngine, StepPlan
+from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
 
 NO_SINK = -1e30
@@ -110,6 +115,31 @@ def step_weights(target: Target, packed: Sequence[PackedExperts], shape: StepSha
     return StepWeights(**places)
 
 
+class PersistentReport:
+    """What a launch leaves in the host's memory; a step that went wrong is refused where it is read."""
+
+    def __init__(self, engine: PersistentEngine) -> None:
+        buffers = engine.buffers
+        self._engine = engine
+        self._state, self._routing = len(buffers.sync), len(buffers.sync) + STATE_WORDS
+        self._end = len(buffers.words)
+        self.words = HostWords(self._end, engine.device)
+
+    def outcome(self) -> list[int]:
+        """Wait for the launch and return its token as an outcome of width 1."""
+        token = self._read(self._state, self._state + 1)[0]
+        return [token, 1, token]
+
+    def experts(self) -> list[list[list[int]]]:
+        """Wait for the launch and return its experts."""
+        flat, top_k = self._read(self._routing, self._end), self._engine.shape.top_k
+        return [[flat[at : at + top_k]] for at in range(0, len(flat), top_k)]
+
+    def _read(self, start: int, end: int) -> list[int]:
+        self._engine.refuse(self.words.read(FLAGS_AT, FLAGS_AT + 1)[0])
+        return self.words.read(start, end)
+
+
 class PersistentForward:
     """The persistent kernel as a forward of one token a step. Scores have logits and experts; no hidden state leaves
     the launch, so ``hidden`` is NaN: whoever reads it is found out."""
@@ -126,8 +156,30 @@ class PersistentForward:
         self._capacity = capacity
         rope = rope_table(capacity, shape.head_dim, spec.rope_theta, target.device)
         weights = step_weights(target, packed, shape)
-        self._engine = PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan, device=target.device)
         self._hidden = torch.full((1, 1, spec.hidden), float("nan"), dtype=target.dtype, device=target.device)
+        self._take(PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan, device=target.device))
+
+    def _take(self, engine: PersistentEngine) -> None:
+        """Run ``engine``: capture its launch and the copy behind it."""
+        buffers = engine.buffers
+        self._engine, self._report = engine, PersistentReport(engine)
+        self._next = buffers.state[:1]
+        self._position: int | None = None  # where the device's next step stands
+        self._scores = DecidedScores(
+            logits=engine.logits[None, None],
+            hidden=self._hidden,
+            taps=self._hidden[:, :, None][:, :, :0],
+            experts=engine.routing[:, None],
+            outcome=self._next,
+            report=self._report,
+        )
+
+        def run() -> None:
+            engine.step()
+            self._report.words.send(buffers.words)
+
+        ((self._replay,),) = captured([[run]], engine.device)
+        engine.check()
 
     @property
     def device(self) -> torch.device:
@@ -147,13 +199,15 @@ class PersistentForward:
         engine = self._engine
         other = copy(self)
         other.length = 0
-        other._engine = PersistentEngine(
-            engine.shape,
-            engine.weights,
-            capacity=engine.capacity,
-            rope=engine.buffers.rope,
-            plan=replace(engine.plan, lanes=True),
-            device=engine.device,
+        other._take(
+            PersistentEngine(
+                engine.shape,
+                engine.weights,
+                capacity=engine.capacity,
+                rope=engine.buffers.rope,
+                plan=replace(engine.plan, lanes=True),
+                device=engine.device,
+            )
         )
         return other
 
@@ -173,6 +227,10 @@ class PersistentForward:
             self.length = committed
         return replace(scores, hidden=self._hidden.expand(1, count, -1), taps=scores.taps.expand(1, count, -1, -1))
 
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Return ``last``; where the launch chose it, the next one reads it from where it lies."""
+        return torch.cat((last, drafts))[None] if len(drafts) else last[None]
+
     def score(self, tokens: Tensor) -> Scores:
         """Run one token."""
         if tokens.shape[1] != 1:
@@ -180,12 +238,11 @@ class PersistentForward:
         if self.length >= self._capacity:
             raise InputError(f"KV cache: {self.length} + 1 positions exceed its capacity {self._capacity}")
         state = self._engine.buffers.state
-        state[0].copy_(tokens[0, 0])
-        state[1].fill_(self.length)
-        self._engine.step()
-        return Scores(
-            logits=self._engine.logits[None, None],
-            hidden=self._hidden,
-            taps=self._hidden[:, :, None][:, :, :0],
-            experts=self._engine.routing[:, None],
-        )
+        if tokens.data_ptr() != self._next.data_ptr():
+            state[:1].copy_(tokens[0])
+        if self._position != self.length:
+            state[1:].fill_(self.length)
+        self._replay()
+        self._report.words.renew()
+        self._position = self.length + 1
+        return self._scores

@@ -3,16 +3,21 @@
 The tokens of a step and its position live in device memory. A step of width T has buffers and, on CUDA, a graph of its
 own; a narrower one is padded to the next width that was asked for, and what the padding writes into the cache lies
 behind the sequence's end, where nothing reads it before the next step overwrites it.
+
+A step that decides also ends with all that the next one needs: its first token, the positions, and the copy of what was
+decided to the host. As long as the loop does what the device decided, a step is one launch and one wait.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from workbench.decode.model import Scores
+from workbench.decode.replay import captured
+from workbench.decode.rungs.decided import DecidedScores, StepReport
 from workbench.errors import InputError
 
 State = TypeVar("State")
@@ -20,10 +25,15 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a step reads: ``tokens`` int64 [T], and ``kv_len`` int32 [1], the cached positions with these T counted."""
+    """What a step reads: ``tokens`` int64 [T], and ``kv_len`` int32 [1], the cached positions with these T counted.
+
+    ``lengths`` int32 [n]: the ``kv_len`` of all widths among them. A step that decides lets all of them grow by what it
+    commits, and puts the last committed token into ``tokens``[0].
+    """
 
     tokens: Tensor
     kv_len: Tensor
+    lengths: Tensor
 
 
 class Step(Protocol[State]):
@@ -42,7 +52,7 @@ class Step(Protocol[State]):
         """Run layer ``index``, counted from 0."""
 
     def end(self, state: State) -> Scores:
-        """Norm, head, and whatever the rung decides on the device."""
+        """Norm and head; a step that returns ``DecidedScores`` has set up its inputs for the next one."""
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
         """Return every layer's keys and values, [kv_heads, positions, head size] each."""
@@ -55,6 +65,7 @@ class _Slot:
     inputs: StepInputs
     parts: list[Callable[[], None]] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
+    report: StepReport | None = None
 
     def run(self) -> None:
         """Enqueue the step."""
@@ -74,19 +85,30 @@ class StaticForward(Generic[State]):
         widths: Sequence[int],
         capture: bool,
         piecewise: bool = False,
+        decide: bool = True,
     ) -> None:
         """``capacity``: positions of the longest sequence; the step's cache holds ``slack`` more for padding.
 
-        ``capture``: replay CUDA graphs. ``piecewise``: one graph a layer instead of one a step.
+        ``capture``: replay CUDA graphs. ``piecewise``: one graph a layer instead of one a step. ``decide``: verify
+        greedily at the end of a step that does not do so by itself.
         """
         self.length = 0
-        self.piecewise = piecewise
+        self.piecewise, self._decide = piecewise, decide
         self._step, self._device, self._capacity = step, device, capacity
         self._widths = tuple(sorted(set(widths)))
+        # Where the device stands: the last step's first position and its report; none where that is not known.
+        self._last: tuple[int, StepReport] | None = None
         with torch.inference_mode():
+            self._tokens = torch.zeros(self._widths[-1], dtype=torch.int64, device=device)
+            self._places = [self._tokens[:width] for width in range(self._widths[-1] + 1)]
+            # One length in 16 bytes: kernels are compiled for pointers that are multiples of it.
+            self._sizes = torch.tensor(self._widths, dtype=torch.int32, device=device).repeat_interleave(4)
+            self._lengths = self._sizes.clone()
             self._slots = {width: self._slot(width) for width in self._widths}
             if capture:
-                self._capture()
+                slots = self._slots.values()
+                for slot, replays in zip(slots, captured([slot.parts for slot in slots], device), strict=True):
+                    slot.parts = replays
 
     @staticmethod
     def slack(widths: Sequence[int]) -> int:
@@ -125,7 +147,20 @@ class StaticForward(Generic[State]):
             experts=torch.cat([piece.experts for piece in pieces], 1),
         )
 
-    @torch.inference_mode()
+    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
+        """Put a step's tokens where its graph reads them; the last one committed is there where the device knows it."""
+        count = 1 + len(drafts)
+        if count > len(self._tokens):
+            raise InputError(f"step: {count} tokens exceed the widest step of {self._widths[-1]}")
+        known = None if self._last is None else self._last[1].next_address
+        if known is None or known != last.data_ptr():
+            with torch.inference_mode():
+                self._places[1].copy_(last)
+        if count > 1:
+            with torch.inference_mode():
+                self._tokens[1:count].copy_(drafts)
+        return self._places[count][None]
+
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward."""
         self._reserve(tokens.shape[1])
@@ -144,18 +179,28 @@ class StaticForward(Generic[State]):
         if width is None:
             raise InputError(f"step: {count} tokens exceed the widest step of {self._widths[-1]}")
         slot = self._slots[width]
-        slot.inputs.tokens[:count].copy_(tokens)
-        slot.inputs.kv_len.fill_(start + width)
-        slot.run()
+        with torch.inference_mode():
+            if tokens.data_ptr() != self._tokens.data_ptr():
+                self._places[count].copy_(tokens)
+            if self._position() != start:
+                torch.add(self._sizes, start, out=self._lengths)
+            slot.run()
+        self._last = None
+        if slot.report is not None:
+            slot.report.words.renew()
+            self._last = start, slot.report
         return _rows(slot.scores[-1], count)
 
+    def _position(self) -> int | None:
+        """Return where the device's next step begins by itself; None where the host has not read how the last ended."""
+        if self._last is None:
+            return None
+        start, report = self._last
+        return None if report.committed is None else start + report.committed
+
     def _slot(self, width: int) -> _Slot:
-        slot = _Slot(
-            StepInputs(
-                torch.zeros(width, dtype=torch.int64, device=self._device),
-                torch.full((1,), width, dtype=torch.int32, device=self._device),
-            )
-        )
+        index = 4 * self._widths.index(width)
+        slot = _Slot(StepInputs(self._places[width], self._lengths[index : index + 1], self._lengths))
         state: list[State] = []
 
         def begin() -> None:
@@ -165,7 +210,10 @@ class StaticForward(Generic[State]):
             return lambda: self._step.layer(index, state[0])
 
         def end() -> None:
-            slot.scores[:] = [self._step.end(state[0])]
+            scores = self._step.end(state[0])
+            if self._decide and not isinstance(scores, DecidedScores):
+                scores = decided(scores, slot.inputs)
+            slot.scores[:] = [_reported(scores, slot) if isinstance(scores, DecidedScores) else scores]
 
         parts = [begin, *(layer(index) for index in range(self._step.layers)), end]
 
@@ -176,25 +224,34 @@ class StaticForward(Generic[State]):
         slot.parts = parts if self.piecewise else [whole]
         return slot
 
-    def _capture(self) -> None:
-        """Run every width twice, so that kernels are compiled and scratch memory has its size, then capture each."""
-        stream: Any = torch.cuda.Stream  # untyped in torch
-        side = stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for slot in (*self._slots.values(), *self._slots.values()):
-                slot.run()
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        torch.cuda.synchronize(self._device)
-        for slot in self._slots.values():
-            # Pieces share a pool and are replayed in the order of their capture: what one hands on stays untouched.
-            graphs: list[torch.cuda.CUDAGraph] = []
-            for part in slot.parts:
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
-                    part()
-                graphs.append(graph)
-            slot.parts = [graph.replay for graph in graphs]
+
+def decided(scores: Scores, inputs: StepInputs) -> DecidedScores:
+    """Verify a step greedily in plain torch, on the device, and set up its inputs for the next one."""
+    width = len(inputs.tokens)
+    chosen = scores.logits[0].argmax(-1)
+    drafts = inputs.tokens[1:]
+    kept = (chosen[:-1] == drafts).int().cumprod(0, dtype=torch.int32).sum(0, keepdim=True, dtype=torch.int32)
+    place = torch.arange(width, device=chosen.device)
+    drafted = torch.cat((drafts, chosen[-1:]))  # the last is never asked for: nothing is drafted there
+    committed = torch.where(place < kept, drafted, torch.where(place == kept, chosen, -1))
+    count = kept + 1
+    outcome = torch.cat((committed.int(), count, chosen.int(), drafts.int()))
+    inputs.tokens[:1].copy_(chosen.index_select(0, kept))
+    inputs.lengths.add_(count)
+    return DecidedScores(scores.logits, scores.hidden, scores.taps, scores.experts, outcome)
+
+
+def _reported(scores: DecidedScores, slot: _Slot) -> DecidedScores:
+    """Add the copy of the outcome and the experts to the host, in one piece."""
+    outcome, words = scores.outcome, scores.words
+    if words is None:
+        words = torch.cat((outcome, scores.experts.flatten().int()))
+        outcome = words[: len(outcome)]
+    if slot.report is None:  # pinned memory is there before the first capture
+        layers, _, top_k = scores.experts.shape
+        slot.report = StepReport(len(words), len(outcome) // 3, layers, top_k, words.device)
+    slot.report.send(words)
+    return replace(scores, outcome=outcome, words=words, report=slot.report)
 
 
 def _rows(scores: Scores, count: int) -> Scores:

@@ -1,31 +1,20 @@
 """Verification other than the engine's own: decided on the device inside the step, or taken apart as a fault."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from workbench.decode.drafters.protocol import Proposal
 from workbench.decode.engine import Acceptance
 from workbench.decode.model import Scores
+from workbench.decode.rungs.decided import DecidedScores
 from workbench.decode.verify import Verdict, verify_greedy
 
 
-@dataclass(frozen=True, slots=True)
-class DecidedScores(Scores):
-    """Scores with what the device already decided.
-
-    ``outcome`` int32 [3 T]: the tokens a greedy verification commits [T] (-1 behind them), their count [1], the
-    target's own choice at every position [T], the drafts [T - 1]. For padded steps it covers the padding too.
-    """
-
-    outcome: Tensor
-
-
 class DeviceVerifier:
-    """Greedy verification that the step's graph already did: one small copy to pinned memory, one wait a step.
+    """Greedy verification that the step's graph already did: the host waits for its report, once a step.
 
-    ``acceptance`` overrides what was decided, as in the engine.
+    Scores without a report are read by one small copy to pinned memory. ``acceptance`` overrides what was decided, as
+    in the engine.
     """
 
     def __init__(self, width: int, device: torch.device, acceptance: Acceptance | None = None) -> None:
@@ -37,16 +26,18 @@ class DeviceVerifier:
         """Read the outcome of the step that made ``scores``."""
         assert isinstance(scores, DecidedScores)  # noqa: S101 - wired together by the builder
         outcome = scores.outcome
-        host = self._read(outcome)
-        width, drafted = len(outcome) // 3, len(proposal.tokens)
+        host = self._read(outcome) if scores.report is None else scores.report.outcome()
+        width, drafted = len(host) // 3, len(proposal.tokens)
         # A padded step may have accepted padding; the token at the first of it is the target's choice all the same.
         kept = min(host[width] - 1, drafted)
-        tokens, device_tokens = host[: kept + 1], outcome[: kept + 1].to(torch.int64)
+        tokens, device_tokens = host[: kept + 1], outcome[: kept + 1]
         if self._acceptance is not None:
             kept = self._acceptance(drafted)
             own = width + 1 + kept
             tokens = [*host[2 * width + 1 : 2 * width + 1 + kept], host[own]]
-            device_tokens = torch.cat((proposal.tokens[:kept], outcome[own : own + 1].to(torch.int64)))
+            device_tokens = outcome[own : own + 1]
+            if kept:
+                device_tokens = torch.cat((proposal.tokens[:kept], device_tokens))
         matches = (True,) * kept + (False,) * (kept < drafted)
         return Verdict(kept, tuple(tokens), matches, device_tokens)
 

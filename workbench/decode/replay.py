@@ -1,0 +1,36 @@
+"""Work of fixed shapes, captured as CUDA graphs: enqueued by one call of the host instead of one for each kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Work = Callable[[], None]
+
+
+def captured(works: Sequence[Sequence[Work]], device: torch.device) -> list[list[Work]]:
+    """Return what replays ``works``: lists of pieces, of which each is run in order.
+
+    All of it is run twice before, so that kernels are compiled and scratch memory has its size. No piece may wait for
+    the device or allocate what it keeps elsewhere than in what it returns to its list. Pieces of one list share a
+    memory pool and must be replayed in their order: what one hands on stays untouched.
+    """
+    stream: Any = torch.cuda.Stream  # untyped in torch
+    side = stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for pieces in (*works, *works):
+            for piece in pieces:
+                piece()
+    torch.cuda.current_stream(device).wait_stream(side)
+    torch.cuda.synchronize(device)
+    replays: list[list[Work]] = []
+    for pieces in works:
+        graphs: list[torch.cuda.CUDAGraph] = []
+        for piece in pieces:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+                piece()
+            graphs.append(graph)
+        replays.append([graph.replay for graph in graphs])
+    return replays
