@@ -4,7 +4,8 @@
 
 Clean passes of all variants are interleaved and come before any instrument is switched on, because a process that has
 profiled once may stay slower (pytorch#146604); for the same reason the profiler comes last (``workbench.run.passes``).
-Diagnosis and report read only the bundle.
+An engine in a process of its own goes through its passes afterwards, alone: two of them may not fit the device, and one
+that idles beside a measurement is another process on it. Diagnosis and report read only the bundle.
 """
 
 import sys
@@ -46,6 +47,11 @@ STEP_NOTE = (
     "the device has completed its last kernel; what the host does between two steps is in neither"
 )
 
+ENGINE_NOTE = (
+    "an engine that is a process of its own is started, measured and ended by itself, after all other variants: its "
+    "clean steps are not interleaved with theirs"
+)
+
 
 def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *_: None) -> Path:
     """Run ``scenario`` and write its bundle to the new folder ``out``; return ``out``.
@@ -74,15 +80,31 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
         run.writer.append("env", [*env_rows(manifest.environment, bench), *expert_rows(pipelines)])
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
         with _stated(run, pipelines, manifest), _cpu_threads(threads):
-            for repetition in range(max(variant.measure.repetitions for variant in variants)):
-                for pipeline in pipelines:
-                    if repetition < pipeline.variant.measure.repetitions:
-                        clean_pass(run, pipeline)
-            _instrumented(run, pipelines, bench)
+            static = StaticProbe(bench.capability) if bench is not None else None
+            own = [pipeline for pipeline in pipelines if isinstance(pipeline.engine, Engine)]
+            _all_passes(run, own, bench, static)
+            if static is not None and any(pipeline.variant.instruments.static for pipeline in own):
+                _write_static(run, static)
+            for pipeline in pipelines:
+                if not isinstance(pipeline.engine, Engine):
+                    run.progress(f"{pipeline.variant.name}: start", 0, 1)
+                    with pipeline.engine:
+                        _all_passes(run, [pipeline], bench)
             for pipeline in pipelines:
                 rows = tensor_rows(pipeline, run.measured[pipeline.variant.name])
                 run.writer.append("tensors", [{"variant": pipeline.variant.name, **row} for row in rows])
     return out
+
+
+def _all_passes(
+    run: Run, pipelines: list[Pipeline], bench: CudaBench | None, static: StaticProbe | None = None
+) -> None:
+    """Run the clean passes, interleaved, then those with instruments."""
+    for repetition in range(max((pipeline.variant.measure.repetitions for pipeline in pipelines), default=0)):
+        for pipeline in pipelines:
+            if repetition < pipeline.variant.measure.repetitions:
+                clean_pass(run, pipeline)
+    _instrumented(run, pipelines, bench, static)
 
 
 @contextmanager
@@ -103,11 +125,13 @@ def _stated(run: Run, pipelines: list[Pipeline], manifest: Manifest) -> Iterator
     state()
 
 
-def _instrumented(run: Run, pipelines: list[Pipeline], bench: CudaBench | None) -> None:
-    """Run the passes with instruments: on the CPU there is one, the profiler; on CUDA four, the profiler last."""
+def _instrumented(run: Run, pipelines: list[Pipeline], bench: CudaBench | None, static: StaticProbe | None) -> None:
+    """Run the passes with instruments: on the CPU there is one, the profiler; on CUDA four, the profiler last.
+
+    ``static`` is shown the kernels that were traced.
+    """
     device = bench.device.type if bench is not None else ""
     benched = [pipeline for pipeline in pipelines if pipeline.device.type == device]
-    static = StaticProbe(bench.capability) if bench is not None else None
     if bench is not None:
         for pipeline in benched:
             sampled_pass(run, pipeline, bench)
@@ -118,8 +142,6 @@ def _instrumented(run: Run, pipelines: list[Pipeline], bench: CudaBench | None) 
     for pipeline in benched:
         if (pipeline.variant.name, "traced") in run.recorded:
             after_profiling(run, pipeline, pipeline.variant.measure.traced_steps)
-    if static is not None and any(pipeline.variant.instruments.static for pipeline in benched):
-        _write_static(run, static)
 
 
 def _write_static(run: Run, static: StaticProbe) -> None:
@@ -137,6 +159,7 @@ def _write_static(run: Run, static: StaticProbe) -> None:
 
 def _manifest(scenario: Scenario, pipelines: list[Pipeline]) -> Manifest:
     cuda = pipelines[0].device.type == "cuda"
+    served = [not isinstance(pipeline.engine, Engine) for pipeline in pipelines]
     environment = machine_fingerprint()
     device: dict[str, Any] = {"name": pipelines[0].device.type}
     if cuda:
@@ -149,7 +172,7 @@ def _manifest(scenario: Scenario, pipelines: list[Pipeline]) -> Manifest:
         device=device,
         variants=[VariantRecord(name=one.variant.name, settings=one.variant.settings()) for one in pipelines],
         clock=Clock(name="monotonic (time.perf_counter_ns)", utc_offset_ns=time.time_ns() - time.perf_counter_ns()),
-        notes=[STEP_NOTE] if cuda else [],
+        notes=[*([STEP_NOTE] if cuda else []), *([ENGINE_NOTE] if any(served) else [])],
     )
 
 

@@ -398,3 +398,14 @@ def test_kernels_lost_of_one_variant_leave_the_other(tmp_path: Path) -> None:
     assert not result.of("a").allows("device-time")
     assert result.of("b").checks == ()
     assert result.to_json()["checks"][0]["variants"] == ["a"]
+
+
+def test_a_clock_placed_badly_for_one_variant_says_nothing_of_the_other(tmp_path: Path) -> None:
+    clock = Clock(sources=[ClockSource(name="kernels, device: b", offset_ns=0, residual_ns=8_000_000_000)])
+    manifest = Manifest(source="run", clock=clock, variants=[VariantRecord(name=name) for name in ("a", "b")])
+    with BundleWriter.create(tmp_path / "b", manifest):
+        pass
+    with Bundle.open(tmp_path / "b") as bundle:
+        judged = verdict(bundle)
+    assert "clock-residual" not in found(judged.of("a"))
+    assert not judged.of("b").allows("order")

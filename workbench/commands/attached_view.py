@@ -16,6 +16,7 @@ _ROWS = (
     ("SM active", "sm_active"),
     ("CTAs resident", "ctas_per_sm"),
     ("warps resident", "warps_active"),
+    ("decoding", "decoding"),
     ("bytes read a step", "bytes_per_step"),
     ("byte model", "model_bytes"),
     ("forwards without graph", "eager_share"),

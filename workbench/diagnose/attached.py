@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from workbench.diagnose.decoding import WINDOW_STEPS, decoding
 from workbench.diagnose.finding import Finding
 from workbench.diagnose.numbers import percent, significant
 from workbench.diagnose.waveform import step_period
@@ -20,6 +21,12 @@ SCHEMA = "workbench.attached/1"
 IDLE_SHARE_OF_ROOF = 0.01
 """A sample that moves less than this share of the roof counts as idle: some polling always shows."""
 
+MOST_SAMPLES = 400_000
+"""The first seconds are enough for a period, and a change of load later on would blur it."""
+
+SAME_PERIOD = 0.05
+"""How far the traffic's period may be from the mean step and still be the step."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -29,8 +36,9 @@ class Attached:
 
     ``traffic``: device memory bytes a second, reads and writes. ``idle``: share of the time in which less than 1 % of
     the roof moved. ``sm_active``: share of cycles in which an average SM held a warp. ``ctas_per_sm``: while it moved.
-    ``step``: mean step; ``accept_length``: tokens a step and sequence, the bonus token included. ``bytes_per_step``
-    are measured, ``model_bytes`` those of the byte model. ``roof_share``: traffic over the roof.
+    ``step``: mean step; ``accept_length``: tokens a step and sequence, the bonus token included. ``decoding``: share of
+    the time in which traffic is that of decoding; the rest is prefill and pauses. ``bytes_per_step`` are measured while
+    decoding, ``model_bytes`` those of the byte model. ``roof_share``: traffic over the roof, over all the time.
     """
 
     device: str
@@ -46,6 +54,7 @@ class Attached:
     tok_s: Quantity | None
     step: Quantity | None
     accept_length: Quantity | None
+    decoding: Quantity | None
     bytes_per_step: Quantity | None
     model_bytes: Quantity | None
     eager_share: Quantity | None
@@ -98,13 +107,9 @@ def attached(bundle: Bundle) -> Attached:
     roof = _roof(bundle)
     engine = counters.engine_window()
     traffic = counters.rate(("dram_read_bytes", "dram_write_bytes"))
-    reads = counters.rate(("dram_read_bytes",))
     idle = counters.idle(roof.value * 1e9 * IDLE_SHARE_OF_ROOF) if roof else None
     step, tok_s, accept = _step(engine, counters, settings.get("given", {}))
-    per_step = None
-    if step and reads:
-        tag: Tag = "measured" if step.tag == "measured" else "estimated"
-        per_step = Quantity(reads.value * step.value * 1e6, "B", tag, note="bytes read from device memory over steps")
+    part, per_step = counters.decoding(step) if step else (None, None)
     found = Attached(
         device=str(bundle.manifest.device.get("name", "")),
         engine=str(settings.get("engine", "")),
@@ -121,6 +126,7 @@ def attached(bundle: Bundle) -> Attached:
         tok_s=tok_s,
         step=step,
         accept_length=accept,
+        decoding=part,
         bytes_per_step=per_step,
         model_bytes=_model_bytes(bundle),
         eager_share=engine.get("eager_share"),
@@ -186,10 +192,32 @@ class _Counters:
         moved = self._traffic()
         if moved is None:
             return None
-        # The first seconds are enough, and a change of load later on would blur the period.
-        most = 400_000
-        found = step_period(moved[0][:most], moved[2][:most])
+        found = step_period(moved[0][:MOST_SAMPLES], moved[2][:MOST_SAMPLES])
         return (found.period_ns, found.likeness) if found else None
+
+    def decoding(self, step: Quantity) -> tuple[Quantity | None, Quantity | None]:
+        """Return the share of the time in which the server decoded, and the bytes that a step then read.
+
+        The step's length is the period of the traffic where one is near ``step``: a client's mean has pauses in it.
+        """
+        reads = self._by.get(("pm_sampler", "dram_read_bytes"))
+        if reads is None or not len(reads[0]):
+            return None, None
+        start, end, value = reads
+        tag: Tag = "measured" if step.tag == "measured" else "estimated"
+        period_ns, whose = step.value * 1e6, "the step"
+        near = step_period(start[:MOST_SAMPLES], value[:MOST_SAMPLES], shortest_ns=round(0.9 * period_ns))
+        if near and abs(near.period_ns / period_ns - 1) <= SAME_PERIOD:
+            period_ns, whose = near.period_ns, "the period of the traffic"
+        found = decoding(start, end, value, period_ns)
+        if found is None:
+            rate = self.rate(("dram_read_bytes",))
+            note = "mean of the whole window, prefill and pauses included, times the step: no steady decoding was seen"
+            return None, Quantity(rate.value * period_ns, "B", "estimated", note=note) if rate else None
+        note = f"of {found.windows} windows of {WINDOW_STEPS} steps, those within 10 % of the median traffic"
+        share = Quantity(found.share, "share", "measured", note=note)
+        note = f"bytes read while decoding, over {significant(period_ns / 1e6, 4)} ms, {whose}"
+        return share, Quantity(found.bytes_per_s * period_ns / 1e9, "B", tag, note=note)
 
     def _traffic(self) -> tuple[Any, Any, Floats] | None:
         reads = self._by.get(("pm_sampler", "dram_read_bytes"))

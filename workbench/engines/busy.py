@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -59,7 +60,7 @@ def _run(variant: Any, options: argparse.Namespace) -> int:
     engine = pipeline.engine
     if not isinstance(engine, SglangEngine):
         raise InputError(f"variant {variant.name!r}: engine.kind is not 'sglang'")
-    try:
+    with closing(pipeline), engine:
         prompt = pipeline.prompts[0].tokens
         say({"event": "ready", **engine.session.versions})
 
@@ -93,8 +94,6 @@ def _run(variant: Any, options: argparse.Namespace) -> int:
                 "accept_length": median(one["accept_length"] for one in before + after),
             }
         )
-    finally:
-        pipeline.close()
     return 0
 
 

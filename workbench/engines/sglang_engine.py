@@ -4,12 +4,14 @@ It takes the place of ``workbench.decode.engine.Engine`` in a pipeline, so that 
 edges are the arrivals of streamed chunks: the engine's message path adds jitter to single steps, not to their mean.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
 from workbench.decode.spec import ModelSpec
@@ -29,13 +31,14 @@ UNKNOWN_TOKEN = -1
 
 
 class SglangEngine:
-    """One engine process, started at once; ``close`` ends it."""
+    """One engine process: it runs within the context of this object alone, so that one at a time holds the device."""
 
     clock = None  # its steps are on the host's clock already
 
     def __init__(self, variant: Variant, spec: ModelSpec) -> None:
-        """Write the model's config.json and start the engine. Raises UnfitError."""
+        """Write the model's config.json; nothing is started. Raises UnfitError where the interpreter has no SGLang."""
         self._width = variant.drafter.width
+        self._tokens_a_step = variant.drafter.accept_length or 1.0
         self._folder = tempfile.TemporaryDirectory(prefix="workbench-sglang-")
         root = Path(self._folder.name)
         arguments, environment = settings(variant, spec, root)
@@ -47,12 +50,26 @@ class SglangEngine:
         )
         self.split_chunks = 0
         self.reported: dict[str, Any] = {}
+        self.session.check()
+
+    def __enter__(self) -> Self:
+        """Start the engine. Raises UnfitError."""
         try:
             self.session.__enter__()
             self.session.generate([1, 2, 3, 4], 2 * self._width + 2)  # compiles and warms what a first request does
         except BaseException:
-            self.close()
+            self.session.close()
             raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.session.close()
+
+    def tokens_for(self, steps: int) -> int:
+        """Return how many tokens about ``steps`` steps commit, the prefill's first token included."""
+        return math.ceil(steps * self._tokens_a_step) + 1
 
     def decode(
         self, prompt: list[int], new_tokens: int, record: SequenceRecord, annotate: Annotate = lambda _: nullcontext()

@@ -26,6 +26,8 @@ ANSWER_TIMEOUT_S = 180.0
 LOG_LINES = 12
 """Lines of the engine's log that an error shows."""
 
+_LOOK = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+
 INSTALL_HINT = "engine.python must name an interpreter that has SGLang: pip install 'decode-workbench[sglang]' there"
 
 
@@ -69,6 +71,23 @@ class SglangSession:
         self._answers: queue.Queue[str | None] = queue.Queue()
         self.versions: dict[str, Any] = {}
 
+    def check(self) -> None:
+        """Raise UnfitError where the interpreter cannot be run or has no SGLang; its import alone takes 20 s, so it is
+        only looked for."""
+        try:
+            found = subprocess.run(
+                [self._python, "-c", _LOOK], env=self._environment, capture_output=True, text=True, timeout=60
+            )
+        except OSError as error:
+            raise self._not_run(error) from None
+        except subprocess.TimeoutExpired:
+            raise UnfitError(f"engine.python: {self._python!r} did not answer in 60 s", hint=INSTALL_HINT) from None
+        if found.returncode:
+            raise UnfitError(f"engine.python: {self._python!r} has no SGLang", hint=INSTALL_HINT)
+
+    def _not_run(self, error: OSError) -> UnfitError:
+        return UnfitError(f"engine.python: {self._python!r} cannot be run ({error.strerror})", hint=INSTALL_HINT)
+
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -83,9 +102,7 @@ class SglangSession:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise UnfitError(
-                f"engine.python: {self._python!r} cannot be run ({error.strerror})", hint=INSTALL_HINT
-            ) from None
+            raise self._not_run(error) from None
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.versions = self._ask(START_TIMEOUT_S, do="start", engine=self.engine)

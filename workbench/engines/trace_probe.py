@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workbench.engines.sglang_session import SglangSession
 from workbench.errors import WorkbenchError
+from workbench.ingest.environment import base_ns
 from workbench.ingest.kineto import KinetoTrace, read_kineto
 from workbench.probes.host import kineto_clock
 from workbench.probes.kernels import NO_LOCAL, placed_capture
@@ -62,6 +63,9 @@ class EngineTraceProbe:
         the capture's end."""
         first, last = int(trace.host["start"].min()), int(trace.host["end"].max())
         clock = self._clock
+        if clock is not None:  # Kineto counts from 1970 in memory, from the base that its header names in a file
+            base = base_ns(trace.header) or 0
+            clock = Fit(clock.origin_ns - base, base).then(clock)
         if clock is not None and self._begin_ns <= clock.place(first) and clock.place(last) <= end_ns:
             return replace(clock, residual_ns=clock.residual_ns + UNCHECKED_NS), []
         offset = end_ns - last

@@ -10,6 +10,7 @@ from typing import Any
 
 from workbench.decode.engine import Annotate, SequenceRecord, StepRecord
 from workbench.decode.pipeline import Pipeline, TokenPrompt
+from workbench.engines.sglang_engine import SglangEngine
 from workbench.run.state import Run
 
 STEPS_PER_APPEND = 16
@@ -32,15 +33,19 @@ def decode_sequence(
     """Decode one prompt for at most ``limit`` steps and return them; ``after`` is called between steps.
 
     Steps reach the bundle while it runs, the sequence at its end. Where decoding fails, what it did until then is kept.
+    An engine that decodes a request as a whole is asked for no more tokens than ``limit`` steps need.
     """
-    variant = pipeline.variant
+    variant, engine = pipeline.variant, pipeline.engine
+    count = variant.prompts.new_tokens
+    if limit is not None and isinstance(engine, SglangEngine):
+        count = min(count, engine.tokens_for(limit))
     record = SequenceRecord(len(prompt.tokens))
     common = {"variant": variant.name, "run_pass": run_pass, "sequence_id": run.sequences}
     walls = run.walls.setdefault((variant.name, run_pass), {})
     numbered: list[NumberedStep] = []
     rows: list[dict[str, Any]] = []
     try:
-        for step in islice(pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, record, annotate), limit):
+        for step in islice(engine.decode(prompt.tokens, count, record, annotate), limit):
             index = len(numbered)
             warmup = index < variant.measure.warmup_steps
             rows.append(common | _step_row(step, run.steps, index, warmup=warmup))
