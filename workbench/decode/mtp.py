@@ -42,6 +42,15 @@ class MtpHead(nn.Module):
         out: Tensor = x + self.ffn(self.ffn_norm(x))
         return out
 
+    def fixed(
+        self, state: Tensor, token: Tensor, rope: Tensor, cache: LayerCache, positions: Tensor, allowed: Tensor
+    ) -> Tensor:
+        """As :meth:`cached` with ``positions`` int64 [T] on the device; the whole cache is read under ``allowed``."""
+        x = self.join(state, token)
+        x = x + self.attention.fixed(self.attention_norm(x), rope, cache, positions, allowed)
+        out: Tensor = x + self.ffn(self.ffn_norm(x))
+        return out
+
     def cached(self, state: Tensor, token: Tensor, rope: Tensor, cache: LayerCache, start: int) -> Tensor:
         """Run rows [B, T, hidden] at positions ``start`` onwards against ``cache``."""
         x = self.join(state, token)

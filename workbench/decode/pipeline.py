@@ -14,6 +14,8 @@ from workbench.decode.drafters.ngram import NGramDrafter
 from workbench.decode.drafters.none import NoDrafter
 from workbench.decode.drafters.protocol import Drafter
 from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
+from workbench.decode.drafters.static_dflash import StaticDFlashDrafter
+from workbench.decode.drafters.static_mtp import StaticMtpDrafter
 from workbench.decode.engine import Engine, SamplingRule
 from workbench.decode.model import Target
 from workbench.decode.precision import Policy, load_policy
@@ -107,7 +109,7 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
         rung.forward,
         drafter,
         SamplingRule(
-            temperature=variant.sampling.temperature if variant.sampling.method == "sample" else 0.0,
+            temperature=_temperature(variant),
             top_p=variant.sampling.top_p,
             seed=variant.sampling.seed,
         ),
@@ -123,6 +125,9 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
 def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Drafter:
     settings, mtp = variant.drafter, weights.mtp
     target: Target = drafter_target(variant, weights.target)
+    plan = PLANS[variant.engine.rung]
+    # Where the target is captured its drafter is too: in plain launches it would take longer than what it saves.
+    fixed, capture = plan.graph or plan.persistent, target.device.type == "cuda"
     match settings.kind:
         case "none":
             return NoDrafter()
@@ -133,7 +138,11 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
         case "mtp":
             if mtp is None:
                 raise InputError(f"{where}: drafter.kind: 'mtp' needs trained weights", hint="use kind = 'simulated'")
-            return MtpDrafter(target, mtp, depth=settings.depth, capacity=capacity)
+            if not fixed:
+                return MtpDrafter(target, mtp, depth=settings.depth, capacity=capacity)
+            return StaticMtpDrafter(
+                target, mtp, depth=settings.depth, capacity=capacity, temperature=_temperature(variant), capture=capture
+            )
         case "dflash":
             if variant.model.weights != "trained":
                 raise InputError(
@@ -141,7 +150,21 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
                 )
             model = load_dflash(target.spec, shipped_folder(), device=target.device, dtype=target.dtype)
             stuck = "block-positions" in variant.engine.faults
-            return DFlashDrafter(target, model, depth=settings.depth, stuck_positions=stuck)
+            if not fixed:
+                return DFlashDrafter(target, model, depth=settings.depth, stuck_positions=stuck)
+            return StaticDFlashDrafter(
+                target,
+                model,
+                depth=settings.depth,
+                stuck_positions=stuck,
+                temperature=_temperature(variant),
+                capture=capture,
+            )
+
+
+def _temperature(variant: Variant) -> float:
+    """Return the temperature that tokens are drawn at; 0 is greedy."""
+    return variant.sampling.temperature if variant.sampling.method == "sample" else 0.0
 
 
 def _acceptance(variant: Variant) -> SimulatedAcceptance:

@@ -41,6 +41,10 @@ def draw(weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
     ``torch.multinomial`` it never waits for the device. A token of weight 0 is drawn only if all weights are 0.
     ``generator`` lives on the device of ``weights``.
     """
-    race = torch.empty_like(weights).exponential_(generator=generator)
+    return first_arrival(weights, torch.empty_like(weights).exponential_(generator=generator))
+
+
+def first_arrival(weights: Tensor, race: Tensor) -> Tensor:
+    """Return the winner of each row, int64 [...], given its exponential ``race`` [..., V], which is overwritten."""
     # An exponential can round to 0, and 0/0 would win the race.
     return (weights / race.clamp_(min=torch.finfo(race.dtype).tiny)).argmax(-1)

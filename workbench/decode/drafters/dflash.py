@@ -66,7 +66,7 @@ class DFlashDrafter:
         block = self._model.shape.block
         rope = self._target.rope[:, self._length : self._length + block]
         if rope.shape[1] < block:
-            return Proposal(self._anchor[:0])
+            return Proposal(torch.empty(0, dtype=torch.int64, device=self._anchor.device))
         if self._stuck:
             rope = rope[:, [0, *[1] * (block - 1)]]
         visible = self._context[0][0].shape[2] + block

@@ -178,7 +178,7 @@ class PersistentForward:
             engine.step()
             self._report.words.send(buffers.words)
 
-        ((self._replay,),) = captured([[run]], engine.device)
+        ((self._replay,),) = captured([[run]], engine.device, reset=lambda: engine.start(0))
         engine.check()
 
     @property

@@ -107,8 +107,13 @@ class StaticForward(Generic[State]):
             self._slots = {width: self._slot(width) for width in self._widths}
             if capture:
                 slots = self._slots.values()
-                for slot, replays in zip(slots, captured([slot.parts for slot in slots], device), strict=True):
+                works = [slot.parts for slot in slots]
+                for slot, replays in zip(slots, captured(works, device, reset=self._start), strict=True):
                     slot.parts = replays
+
+    def _start(self) -> None:
+        """Stand at the first position."""
+        self._lengths.copy_(self._sizes)
 
     @staticmethod
     def slack(widths: Sequence[int]) -> int:
