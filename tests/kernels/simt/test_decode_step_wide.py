@@ -81,3 +81,36 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, columns: int, ste
     """Full steps and narrower ones; no position cached, the window's edge among the new ones, the last of the cache."""
     plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
     simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16), steps, 48)
+
+
+def test_source_on_the_cpu_with_long_rows_and_a_window_below_the_tokens(build_kernel: Build) -> None:
+    """Uneven parts of rows for the warps, several blocks of the residual a CTA, new positions beyond the window."""
+    plan = persistent_wide.make_wide_plan(LONG, 4, 3, warps=3, stages=3, pieces=12, trace=True)
+    simulated(build_kernel, LONG, dataclasses.replace(plan, in_flight=1, hold=False), [(4, 70)], 80)
+
+
+def test_source_on_the_cpu_with_many_experts_and_splits(build_kernel: Build) -> None:
+    """Two splits a token; lanes; the trace changes no bit."""
+    plan = persistent_wide.make_wide_plan(MANY, 2, 33, warps=4, stages=3, lanes=True)
+    plan = dataclasses.replace(plan, split_positions=64)
+    first = simulated(build_kernel, MANY, plan, [(2, 100)], 160)
+    again = simulated(build_kernel, MANY, dataclasses.replace(plan, trace=True, lanes=False), [(2, 100)], 160)
+    assert torch.equal(first[0], again[0])
+
+
+def test_bad_steps_are_flagged_and_nothing_runs(build_kernel: Build) -> None:
+    plan = persistent_wide.make_wide_plan(TINY, 2, 3, warps=4, stages=4, trace=True)
+    plan = dataclasses.replace(plan, split_positions=16)
+    library = build_kernel("persistent_wide.cu", "decode_step_wide.cpp", persistent_wide.macros(TINY, plan))
+    weights = persistent_reference.pack_model(
+        TINY, persistent_reference.random_model(TINY, torch.Generator().manual_seed(0))
+    )
+    device = torch.device("cpu")
+    shared = persistent_wide.new_state(TINY, 16, rope_table(16, 64, 10000.0), device)
+    buffers = persistent_wide.make_wide_buffers(TINY, plan, device)
+    for state, flag in (([2, 15, 5, 5], 2), ([2, 0, 5, 272], 4), ([3, 0, 5, 5], 8), ([0, 0, 5, 5], 8)):
+        buffers.state.copy_(torch.tensor(state, dtype=torch.int32))
+        buffers.sync.zero_()
+        assert library.run_step(words(persistent_wide.wide_arguments(weights, shared, buffers, 16)), 0) == 0
+        assert buffers.sync[2] == flag
+        assert not buffers.logits.any()
