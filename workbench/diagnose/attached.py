@@ -205,15 +205,20 @@ class _Counters:
             return None, None
         start, end, value = reads
         tag: Tag = "measured" if step.tag == "measured" else "estimated"
+        counted = step.note != GIVEN_NOTE
         period_ns, whose = step.value * 1e6, "the step"
-        near = step_period(start[:MOST_SAMPLES], value[:MOST_SAMPLES], shortest_ns=round(0.9 * period_ns))
-        if near and abs(near.period_ns / period_ns - 1) <= SAME_PERIOD:
-            period_ns, whose = near.period_ns, "the period of the traffic"
+        # A step that the engine counted is a mean over pauses too: the period is shorter then, but no small part of it.
+        shortest_ns = round((0.55 if counted else 1 - SAME_PERIOD) * period_ns)
+        near = step_period(start[:MOST_SAMPLES], value[:MOST_SAMPLES], shortest_ns=shortest_ns)
+        if near and near.period_ns <= (1 + SAME_PERIOD) * period_ns:
+            period_ns, whose, counted = near.period_ns, "the period of the traffic", False
         found = decoding(start, end, value, period_ns)
         if found is None:
             rate = self.rate(("dram_read_bytes",))
             note = "mean of the whole window, prefill and pauses included, times the step: no steady decoding was seen"
             return None, Quantity(rate.value * period_ns, "B", "estimated", note=note) if rate else None
+        if counted:
+            period_ns, whose = period_ns * found.share, "the mean step without prefill and pauses"
         note = f"of {found.windows} windows of {WINDOW_STEPS} steps, those within 10 % of the median traffic"
         share = Quantity(found.share, "share", "measured", note=note)
         note = f"bytes read while decoding, over {significant(period_ns / 1e6, 4)} ms, {whose}"
@@ -287,11 +292,14 @@ def _step(
     return None, None, accept
 
 
+GIVEN_NOTE = "accept length times sequences over tok/s, as given"
+
+
 def _given_step(tok_s: float, length: float, batch: int) -> tuple[Quantity, Quantity, Quantity]:
     by_client = "by the server's client, as given"
     milliseconds = length * max(1, batch) / tok_s * 1e3
     return (
-        Quantity(milliseconds, "ms", "measured", note="accept length times sequences over tok/s, as given"),
+        Quantity(milliseconds, "ms", "measured", note=GIVEN_NOTE),
         Quantity(tok_s, "tok/s", "measured", note=by_client),
         Quantity(length, "tokens", "measured", note=by_client),
     )
