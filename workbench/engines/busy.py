@@ -3,7 +3,8 @@
     python -m workbench.engines.busy versus-sglang-gpt-oss-20b sglang --attach runs/attached --requests 6
 
 Decodes requests back to back: some alone, some while ``attach`` watches the GPU from outside, some alone again,
-and says what watching cost. One JSON line a request, the summary last.
+and says what watching cost. One JSON line a request, the summary last. With ``--server`` the engine stands behind HTTP,
+and ``attach`` is given its address: the engine's own counters then say how many tokens and forwards there were.
 """
 
 import argparse
@@ -20,14 +21,16 @@ from workbench.attach import Options, attach
 from workbench.decode.pipeline import build_pipeline
 from workbench.decode.rungs.fit import load_shape
 from workbench.engines.sglang_engine import SglangEngine
+from workbench.engines.sglang_server import SglangServer
+from workbench.engines.sglang_session import SglangSession
 from workbench.errors import InputError, WorkbenchError
 from workbench.ingest.byte_model import Model
 from workbench.scenario import load_scenario
 
 
-def request(engine: SglangEngine, prompt: list[int], count: int) -> dict[str, float]:
+def request(client: SglangSession | SglangServer, prompt: list[int], count: int) -> dict[str, float]:
     """Decode one request; return tok/s and tokens a step, the first token left out of both."""
-    stream = engine.session.generate(prompt, count)
+    stream = client.generate(prompt, count)
     seconds = (stream.times_ns[-1] - stream.times_ns[0]) / 1e9
     tokens = stream.counts[-1] - stream.counts[0]
     verifies = stream.meta.get("spec_verify_ct")
@@ -43,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=6, help="requests before attaching, and as many after")
     parser.add_argument("--tokens", type=int, default=256, help="tokens a request")
     parser.add_argument("--attach", type=Path, metavar="DIR", help="attach meanwhile, and write its bundle there")
+    parser.add_argument("--server", action="store_true", help="serve over HTTP, and attach by address")
+    parser.add_argument("--profile-steps", type=int, default=0, metavar="N", help="with --server: trace N steps too")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to watch")
     options = parser.parse_args(arguments)
     try:
@@ -60,14 +65,17 @@ def _run(variant: Any, options: argparse.Namespace) -> int:
     engine = pipeline.engine
     if not isinstance(engine, SglangEngine):
         raise InputError(f"variant {variant.name!r}: engine.kind is not 'sglang'")
-    with closing(pipeline), engine:
+    running = SglangServer(engine.session) if options.server else engine
+    with closing(pipeline), running:
         prompt = pipeline.prompts[0].tokens
-        say({"event": "ready", **engine.session.versions})
+        client = running if isinstance(running, SglangServer) else engine.session
+        address = running.url if isinstance(running, SglangServer) else None
+        say({"event": "ready", "url": address, **engine.session.versions})
 
         def some(when: str, count: int) -> list[dict[str, float]]:
             found = []
             for _ in range(count):
-                found.append(request(engine, prompt, options.tokens))
+                found.append(request(client, prompt, options.tokens))
                 say({"event": "request", "when": when, **found[-1]})
             return found
 
@@ -76,7 +84,7 @@ def _run(variant: Any, options: argparse.Namespace) -> int:
         during: list[dict[str, float]] = []
         if options.attach:
             known = median(one["tok_s"] for one in before), median(one["accept_length"] for one in before)
-            watcher = threading.Thread(target=_watch, args=(variant, len(prompt), known, options), daemon=True)
+            watcher = threading.Thread(target=_watch, args=(variant, len(prompt), known, address, options), daemon=True)
             watcher.start()
             while watcher.is_alive():
                 during += some("attached", 1)
@@ -97,13 +105,16 @@ def _run(variant: Any, options: argparse.Namespace) -> int:
     return 0
 
 
-def _watch(variant: Any, prompt: int, known: tuple[float, float], options: argparse.Namespace) -> None:
+def _watch(
+    variant: Any, prompt: int, known: tuple[float, float], address: str | None, options: argparse.Namespace
+) -> None:
     spec = load_shape(variant)
-    tok_s, accept_length = known
+    tok_s, accept_length = (None, None) if address else known
     try:
         attach(
             options.attach,
-            gpu=0,
+            gpu=None if address else 0,
+            url=address,
             options=Options(
                 seconds=options.seconds,
                 model=Model(spec.name, 1, variant.precision.policy),
@@ -111,6 +122,8 @@ def _watch(variant: Any, prompt: int, known: tuple[float, float], options: argpa
                 context=prompt + options.tokens // 2,
                 tok_s=tok_s,
                 accept_length=accept_length,
+                profile_steps=options.profile_steps if address else 0,
+                profile_folder=str(options.attach.resolve().with_name(f"{options.attach.name}-profile")),
             ),
         )
         say({"event": "attached", "bundle": str(options.attach)})

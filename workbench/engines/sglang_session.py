@@ -64,8 +64,8 @@ class SglangSession:
         ``python``: its interpreter; default: this one's. ``environment``: variables beside this process's own.
         """
         self.engine, self.log = dict(engine), log
-        self._python = python or sys.executable
-        self._environment = {**os.environ, **(environment or {})}
+        self.python = python or sys.executable
+        self.environment = {**os.environ, **(environment or {})}
         self._child = child
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
@@ -76,29 +76,29 @@ class SglangSession:
         only looked for."""
         try:
             found = subprocess.run(
-                [self._python, "-c", _LOOK], env=self._environment, capture_output=True, text=True, timeout=60
+                [self.python, "-c", _LOOK], env=self.environment, capture_output=True, text=True, timeout=60
             )
         except OSError as error:
             raise self._not_run(error) from None
         except subprocess.TimeoutExpired:
-            raise UnfitError(f"engine.python: {self._python!r} did not answer in 60 s", hint=INSTALL_HINT) from None
+            raise UnfitError(f"engine.python: {self.python!r} did not answer in 60 s", hint=INSTALL_HINT) from None
         if found.returncode:
-            raise UnfitError(f"engine.python: {self._python!r} has no SGLang", hint=INSTALL_HINT)
+            raise UnfitError(f"engine.python: {self.python!r} has no SGLang", hint=INSTALL_HINT)
 
     def _not_run(self, error: OSError) -> UnfitError:
-        return UnfitError(f"engine.python: {self._python!r} cannot be run ({error.strerror})", hint=INSTALL_HINT)
+        return UnfitError(f"engine.python: {self.python!r} cannot be run ({error.strerror})", hint=INSTALL_HINT)
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.log.open("wb") as sink:
                 self._process = subprocess.Popen(
-                    [self._python, str(self._child)],
+                    [self.python, str(self._child)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=sink,
                     text=True,
-                    env=self._environment,
+                    env=self.environment,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -188,24 +188,23 @@ class SglangSession:
             process.stdin.flush()
             line = self._answers.get(timeout=timeout_s)
         except queue.Empty:
-            raise UnfitError(
-                f"SGLang did not answer {what!r} within {timeout_s:.0f} s", hint=self._log_hint()
-            ) from None
+            raise UnfitError(f"SGLang did not answer {what!r} within {timeout_s:.0f} s", hint=self.log_hint()) from None
         except OSError:
             line = None
         if line is None:
-            raise UnfitError(f"SGLang's process ended during {what!r}", hint=self._log_hint())
+            raise UnfitError(f"SGLang's process ended during {what!r}", hint=self.log_hint())
         try:
             found = json.loads(line)
         except ValueError:
             found = {"ok": False, "why": f"an answer that is no JSON: {line[:80]!r}"}
         if not found.get("ok"):
             why = str(found.get("why", "no reason given"))
-            hint = INSTALL_HINT if "No module named 'sglang'" in why else self._log_hint()
+            hint = INSTALL_HINT if "No module named 'sglang'" in why else self.log_hint()
             raise UnfitError(f"SGLang: {what}: {' '.join(why.split())[:300]}", hint=hint)
         return dict(found)
 
-    def _log_hint(self) -> str:
+    def log_hint(self) -> str:
+        """Return where the engine's log is and how it ends."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES:] if self.log.is_file() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
         return f"its log {self.log} ends with {last[:160]!r}"
