@@ -47,6 +47,7 @@ class WidePlan:
     split_positions: int = 32
     in_flight: int = 2
     hold: bool = True
+    narrow: bool = True
     lanes: bool = False
     trace: bool = False
 
@@ -150,6 +151,7 @@ def macros(shape: StepShape, plan: WidePlan) -> dict[str, nvrtc.Macro]:
         "SPLIT_POSITIONS": plan.split_positions,
         "IN_FLIGHT": plan.in_flight,
         "HOLD": int(plan.hold),
+        "NARROW": int(plan.narrow),
         "LANES": int(plan.lanes),
         "TRACE": int(plan.trace),
     }

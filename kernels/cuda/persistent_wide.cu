@@ -13,9 +13,9 @@
 //     fragments: weights are read once, tokens are the MMA's columns, nothing but weights and sums goes through shared memory.
 //   - QKV and output projection go in tasks of a row tile and half of K: there are not enough row tiles for every CTA, and each half is
 //     one of exactly two parts that the reader adds.
-//   - experts: the distinct ones among all tokens' choices, in rising order, are the slots. Gate-up multiplies every slot with all tokens
-//     (the columns are there anyway) and keeps what was asked for; down loads the slot's tokens, zeros for the others. Tasks (slot, row
-//     tile) are dealt in contiguous runs, so a CTA sees one or two slots in down.
+//   - experts: the distinct ones among all tokens' choices, in rising order, are the slots. A slot multiplies the tokens that chose it, its
+//     weights read once; mostly these are one or two. Tasks (slot, row tile) are dealt in contiguous runs, so a CTA sees one or two slots
+//     and loads their activations once.
 //   - attention: one task for each KV head, token and split of the cached positions. The new tokens' keys and values are computed by
 //     every task that ends with them, as one more stage of positions.
 // Sums are in a fixed order everywhere: results do not depend on timing.
@@ -31,11 +31,17 @@
 //   SPLIT_POSITIONS                 cached positions of one token one attention task takes before there is a second split
 //   IN_FLIGHT                       most stages of a CTA that are asked for and not there yet (0: the whole ring)
 //   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
+//   NARROW                          1: experts that one or two tokens chose multiply those in two columns, the other columns taking more of
+//   K;
+//                                   0: all TOKENS columns for every expert
 //   LANES                           1: record %globaltimer at each phase's edges
 //   TRACE                           1: write each layer's intermediate results to `trace` (the test finds the first wrong phase by them)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
 #include "mxfp4.cuh"
 
+#ifndef NARROW
+#define NARROW 1
+#endif
 #ifndef WATCHDOG_NS
 #define WATCHDOG_NS 200000000ull
 #endif
@@ -272,11 +278,12 @@ __device__ __forceinline__ void release_stage(const Ring& ring) {
   if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
 }
 
-// One result of a sum: element = row * TOKENS + token of the tile.
+// One result of a sum: element = row * COLUMNS + column of the tile.
+template <int COLUMNS = TOKENS>
 __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int element) {
   float sum = 0.0f;
 #pragma unroll
-  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * (16 * TOKENS) + element];
+  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * (16 * COLUMNS) + element];
   return sum;
 }
 
@@ -393,18 +400,26 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float
   }
 }
 
-// A warp's slice of UNITS units of the expert matrices' columns, and that slice of the activation.
-template <int UNITS>
+// The token in a column of a slot's products, -1: none. With two columns for a step of more tokens, the slot's one or two.
+template <int COLUMNS>
+__device__ __forceinline__ int token_of(u32 mask, int column) {
+  if (COLUMNS == TOKENS) return mask >> column & 1 ? column : -1;
+  return __ffs(column == 0 ? mask : mask & (mask - 1)) - 1;
+}
+__device__ __forceinline__ bool is_narrow(u32 mask) { return NARROW && TOKENS > 2 && __popc(mask) <= 2; }
+
+// A warp's slice of UNITS units of the expert matrices' columns, and that slice of a slot's activation.
+template <int UNITS, int COLUMNS>
 struct Slice {
   static constexpr int kUnits = (UNITS + WARPS - 1) / WARPS;
-  using Activation = mxfp4::Activation<TOKENS, kUnits>;
+  using Activation = mxfp4::Activation<COLUMNS, kUnits>;
   Activation x;
 
   static __device__ __forceinline__ int first() { return min((int)(ptx::thread() >> 5) * kUnits, UNITS); }
   static __device__ __forceinline__ int units() { return min(kUnits, UNITS - first()); }
 
   __device__ __forceinline__ void place(int q, const u32 (&half)[4]) {
-    const int column_block = (threadIdx.x & 31) / 4 / TOKENS;
+    const int column_block = (threadIdx.x & 31) / 4 / COLUMNS;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -412,13 +427,13 @@ struct Slice {
         if (q * Activation::kGroup + j < Activation::kBlocks) x.b[q * Activation::kGroup + j][i] = column_block == j ? half[i] : 0u;
   }
 
-  // From fp32 [count][UNITS * 64], under a power of two for each token's slice that puts its largest element in [2^14, 2^15): fp16 then
-  // errs by 2^-12 of an element, or 2^-40 of the largest.
-  __device__ __forceinline__ void load_float(const float* source, int count) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = g % TOKENS, column_block = g / TOKENS;
-    const int last = 2 * units();
+  // From fp32 [TOKENS][UNITS * 64], the tokens of mask, under a power of two for each token's slice that puts its largest element in
+  // [2^14, 2^15): fp16 then errs by 2^-12 of an element, or 2^-40 of the largest.
+  __device__ __forceinline__ void load_float(const float* source, u32 mask) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = token_of<COLUMNS>(mask, g % COLUMNS);
+    const int column_block = g / COLUMNS, last = 2 * units();
     float values[Activation::kGroups][8];
-    source += (u64)token * (UNITS * 64) + first() * 64 + t * 8;
+    source += (u64)max(token, 0) * (UNITS * 64) + first() * 64 + t * 8;
     float peak = 0.0f;
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
@@ -426,7 +441,7 @@ struct Slice {
       float4 front, back;
       front.x = front.y = front.z = front.w = 0.0f;
       back = front;
-      if (token < count && block < last) {
+      if (token >= 0 && block < last) {
         front = ldg_float4(source + block * 32);
         back = ldg_float4(source + block * 32 + 4);
       }
@@ -436,13 +451,13 @@ struct Slice {
       for (int i = 0; i < 8; ++i) peak = fmaxf(peak, fabsf(values[q][i]));
     }
 #pragma unroll
-    for (int mask = 1; mask < 32; mask <<= 1)
-      if (mask < 4 || mask >= 4 * TOKENS) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, mask));
+    for (int flip = 1; flip < 32; flip <<= 1)
+      if (flip < 4 || flip >= 4 * COLUMNS) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, flip));
     const u32 bits = __float_as_uint(peak);
     const int shift = bits == 0 ? 0 : min(max(141 - (int)(bits >> 23), -112), 126);
     const float scale = __uint_as_float((u32)(shift + 127) << 23), inverse = __uint_as_float((u32)(141 - shift) << 23);
-    x.undo[0] = __shfl_sync(0xffffffffu, inverse, ((2 * t) % TOKENS) * 4);
-    x.undo[1] = __shfl_sync(0xffffffffu, inverse, ((2 * t + 1) % TOKENS) * 4);
+    x.undo[0] = __shfl_sync(0xffffffffu, inverse, ((2 * t) % COLUMNS) * 4);
+    x.undo[1] = __shfl_sync(0xffffffffu, inverse, ((2 * t + 1) % COLUMNS) * 4);
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
       u32 half[4];
@@ -452,17 +467,17 @@ struct Slice {
     }
   }
 
-  // From fp16 [TOKENS][UNITS * 64] as it is, the tokens of mask only.
+  // From fp16 [TOKENS][UNITS * 64] as it is, the tokens of mask.
   __device__ __forceinline__ void load_half(const u16* source, u32 mask, float undo) {
-    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = g % TOKENS, column_block = g / TOKENS;
-    const int last = 2 * units();
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = token_of<COLUMNS>(mask, g % COLUMNS);
+    const int column_block = g / COLUMNS, last = 2 * units();
     uint4 raw[Activation::kGroups];
-    source += (u64)token * (UNITS * 64) + first() * 64 + t * 8;
+    source += (u64)max(token, 0) * (UNITS * 64) + first() * 64 + t * 8;
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
       const int block = q * Activation::kGroup + column_block;
       raw[q] = make_uint4(0, 0, 0, 0);
-      if ((mask >> token & 1) && block < last) raw[q] = ptx::ldg128_l2(source + block * 32);
+      if (token >= 0 && block < last) raw[q] = ptx::ldg128_l2(source + block * 32);
     }
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
@@ -473,36 +488,50 @@ struct Slice {
   }
 };
 
-// The share's tasks of the experts' row tiles. load(slot, slice) brings the slot's activation (EACH: of every slot anew; else once).
-template <int UNITS, u32 TILES, bool EACH, typename Load, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Load load, Prepare prepare, Finish finish) {
+// Row tiles [low, high) of one slot. Fewer columns leave room for the sums of more tiles at once.
+template <int UNITS, int COLUMNS, typename Phase>
+__device__ __forceinline__ void consume_slot(Ring& ring, Shared& sh, int slot, u32 low, u32 high, Phase& phase) {
+  constexpr u32 kPieces = PIECES * TOKENS / COLUMNS;
   const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
-  Slice<UNITS> slice;
+  Slice<UNITS, COLUMNS> slice;
   const int first_unit = slice.first(), units = slice.units();
-  int held = -1;
-  const Share share(sh.cta, sh.slots * TILES);
+  phase.load(slot, slice);
 #pragma unroll 1
-  for (u32 at = share.low; at < share.high;) {
-    const u32 tasks = min((u32)PIECES, share.high - at);
-    prepare(at, (int)tasks);
+  for (u32 at = low; at < high;) {
+    const int tiles = (int)min(kPieces, high - at);
+    phase.template prepare<COLUMNS>(slot, at, tiles);
 #pragma unroll 1
-    for (u32 p = 0; p < tasks; ++p) {
-      const int slot = EACH ? (int)((at + p) / TILES) : 0;
-      if (slot != held) load(slot, slice);
-      held = slot;
+    for (int p = 0; p < tiles; ++p) {
       ptx::mbar_wait(ring.full_bar(), ring.parity);
       const u32 stage = ring.address();
       float out[4];
-      mxfp4::slice_dot<TOKENS, Slice<UNITS>::kUnits>(slice.x, stage + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
-                                                     stage + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units,
-                                                     out, [&] { release_stage(ring); });
+      mxfp4::slice_dot<COLUMNS, Slice<UNITS, COLUMNS>::kUnits>(
+          slice.x, stage + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
+          stage + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units, out, [&] { release_stage(ring); });
       ring.next();
-      mxfp4::store_partial<TOKENS>(sh.part + (p * WARPS + warp) * (16 * TOKENS), out);
+      mxfp4::store_partial<COLUMNS>(sh.part + (p * WARPS + warp) * (16 * COLUMNS), out);
     }
     consumer_sync();
-    finish(at, (int)tasks);
-    at += tasks;
-    if (at < share.high) consumer_sync();
+    phase.template finish<COLUMNS>(slot, at, tiles);
+    at += tiles;
+    consumer_sync();  // sh.part is free again
+  }
+}
+
+// The share's tasks, slot by slot. phase: load(slot, slice) brings a slot's activation; prepare(slot, first, tiles) runs on every consumer
+// thread before so many row tiles (what finish needs from memory is asked for there), finish(slot, first, tiles) when the warps' sums lie
+// in sh.part.
+template <int UNITS, u32 TILES, typename Phase>
+__device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Phase phase) {
+  const Share share(sh.cta, sh.slots * TILES);
+#pragma unroll 1
+  for (u32 at = share.low; at < share.high;) {
+    const u32 slot = at / TILES, end = min(share.high, (slot + 1) * TILES);
+    if (is_narrow(sh.mask[slot]))
+      consume_slot<UNITS, 2>(ring, sh, (int)slot, at - slot * TILES, end - slot * TILES, phase);
+    else
+      consume_slot<UNITS, TOKENS>(ring, sh, (int)slot, at - slot * TILES, end - slot * TILES, phase);
+    at = end;
   }
 }
 
@@ -597,6 +626,82 @@ __device__ __forceinline__ float activate(float gate, float up) {
   up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
   return gate / (1.0f + __expf(-(ALPHA)*gate)) * (up + 1.0f);
 }
+
+// What the phases of experts do around their products. Items are (tile, column, row of the tile or channel).
+struct GateUp {
+  Shared& sh;
+  const float* scaled;
+  const u16* bias_layer;  // [EXPERTS][kGateUpTiles][16]
+  u16* inter;
+  u16 gate_bias[kItems], up_bias[kItems];  // as they come, so that nothing waits for them
+  template <int COLUMNS>
+  __device__ __forceinline__ void load(int slot, Slice<kHiddenUnits, COLUMNS>& slice) {
+    slice.load_float(scaled, sh.mask[slot]);
+  }
+  template <int COLUMNS>
+  __device__ __forceinline__ void prepare(int slot, u32 first, int tiles) {
+    const int thread = (int)ptx::thread();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread + i * kConsumers;
+      if (item >= tiles * 8 * COLUMNS) continue;
+      const u16* bias = bias_layer + ((u64)sh.expert[slot] * kGateUpTiles + first + item / (8 * COLUMNS)) * 16 + item % 8;
+      gate_bias[i] = bias[0];
+      up_bias[i] = bias[8];
+    }
+  }
+  template <int COLUMNS>
+  __device__ __forceinline__ void finish(int slot, u32 first, int tiles) {
+    const int thread = (int)ptx::thread();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread + i * kConsumers, piece = item / (8 * COLUMNS), column = item / 8 % COLUMNS, channel = item % 8;
+      if (item >= tiles * 8 * COLUMNS) continue;
+      const int token = token_of<COLUMNS>(sh.mask[slot], column);
+      if (token < 0) continue;
+      const float factor = sh.factor[token];
+      const float gate = fmaf(sum_part<COLUMNS>(sh, piece, channel * COLUMNS + column), factor, ptx::bf16_value(gate_bias[i]));
+      const float up = fmaf(sum_part<COLUMNS>(sh, piece, (channel + 8) * COLUMNS + column), factor, ptx::bf16_value(up_bias[i]));
+      inter[(u64)(slot * TOKENS + token) * INTER + (first + piece) * 8 + channel] =
+          (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+    }
+  }
+};
+
+struct Down {
+  Shared& sh;
+  const u16* inter;
+  const u16* bias_layer;  // [EXPERTS][HIDDEN]
+  float* parts;
+  u16 bias[kItems];
+  template <int COLUMNS>
+  __device__ __forceinline__ void load(int slot, Slice<kInterUnits, COLUMNS>& slice) {
+    slice.load_half(inter + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
+  }
+  template <int COLUMNS>
+  __device__ __forceinline__ void prepare(int slot, u32 first, int tiles) {
+    const int thread = (int)ptx::thread();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread + i * kConsumers;
+      if (item < tiles * 16 * COLUMNS)
+        bias[i] = bias_layer[(u64)sh.expert[slot] * HIDDEN + (first + item / (16 * COLUMNS)) * 16 + item % 16];
+    }
+  }
+  template <int COLUMNS>
+  __device__ __forceinline__ void finish(int slot, u32 first, int tiles) {
+    const int thread = (int)ptx::thread();
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread + i * kConsumers, piece = item / (16 * COLUMNS), column = item / 16 % COLUMNS, row = item % 16;
+      if (item >= tiles * 16 * COLUMNS) continue;
+      const int token = token_of<COLUMNS>(sh.mask[slot], column);
+      if (token < 0) continue;
+      parts[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + (first + piece) * 16 + row] =
+          sh.weight[slot][token] * (sum_part<COLUMNS>(sh, piece, row * COLUMNS + column) + ptx::bf16_value(bias[i]));
+    }
+  }
+};
 
 // A number as one that compares alike unsigned; NaN is the least.
 __device__ __forceinline__ u32 ordered(float value) {
@@ -1095,37 +1200,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           for (int i = tid; i < count * TOPK; i += kConsumers) routing[layer * TOKENS * TOPK + i] = sh.choice[i / TOPK][i % TOPK];
         consumer_sync();
       }
-      {
-        const int tid = (int)ptx::thread();
-        const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
-        u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // as they come, so that nothing waits for them
-        auto prepare = [&](u32 first, int tasks) {
-#pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers;
-            const u32 task = first + item / (8 * TOKENS);
-            if (item >= tasks * 8 * TOKENS) continue;
-            const u16* bias = bias_layer + ((u64)sh.expert[task / kGateUpTiles] * kGateUpTiles + task % kGateUpTiles) * 16 + item % 8;
-            gate_bias[i] = bias[0];
-            up_bias[i] = bias[8];
-          }
-        };
-        auto load = [&](int, Slice<kHiddenUnits>& slice) { slice.load_float(parts.scaled(), count); };
-        consume_experts<kHiddenUnits, kGateUpTiles, false>(ring, sh, load, prepare, [&](u32 first, int tasks) {
-#pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers, piece = item / (8 * TOKENS), token = item / 8 % TOKENS, channel = item % 8;
-            if (item >= tasks * 8 * TOKENS) continue;
-            const u32 task = first + piece, slot = task / kGateUpTiles;
-            if (!(sh.mask[slot] >> token & 1)) continue;
-            const float factor = sh.factor[token];
-            const float gate = fmaf(sum_part(sh, piece, channel * TOKENS + token), factor, ptx::bf16_value(gate_bias[i]));
-            const float up = fmaf(sum_part(sh, piece, (channel + 8) * TOKENS + token), factor, ptx::bf16_value(up_bias[i]));
-            parts.inter()[(u64)(slot * TOKENS + token) * INTER + task % kGateUpTiles * 8 + channel] =
-                (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
-          }
-        });
-      }
+      const u16* biases = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
+      consume_experts<kHiddenUnits, kGateUpTiles>(ring, sh, GateUp{sh, parts.scaled(), biases, parts.inter(), {}, {}});
     }
     stamp(lanes, record + kGateUp, 1);
     grid_barrier(sh, sync, error, passed);
@@ -1145,34 +1221,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
                 trace_inter[(token * TOPK + sh.rank[slot][token]) * INTER + i * 8 + k] = (float)(words[k / 2] >> (16 * (k % 2)) & 0xffff);
             }
 #endif
-      {
-        const int tid = (int)ptx::thread();
-        const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
-        u16 bias[kItems] = {};
-        auto prepare = [&](u32 first, int tasks) {
-#pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers;
-            const u32 task = first + item / (16 * TOKENS);
-            if (item < tasks * 16 * TOKENS)
-              bias[i] = bias_layer[(u64)sh.expert[task / kOutTiles] * HIDDEN + task % kOutTiles * 16 + item % 16];
-          }
-        };
-        auto load = [&](int slot, Slice<kInterUnits>& slice) {
-          slice.load_half(parts.inter() + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
-        };
-        consume_experts<kInterUnits, kOutTiles, true>(ring, sh, load, prepare, [&](u32 first, int tasks) {
-#pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-            if (item >= tasks * 16 * TOKENS) continue;
-            const u32 task = first + piece, slot = task / kOutTiles;
-            if (!(sh.mask[slot] >> token & 1)) continue;
-            parts.down_parts()[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + task % kOutTiles * 16 + row] =
-                sh.weight[slot][token] * (sum_part(sh, piece, row * TOKENS + token) + ptx::bf16_value(bias[i]));
-          }
-        });
-      }
+      const u16* biases = down_bias + (u64)layer * EXPERTS * HIDDEN;
+      consume_experts<kInterUnits, kOutTiles>(ring, sh, Down{sh, parts.inter(), biases, parts.down_parts(), {}});
     }
     stamp(lanes, record + kDown, 1);
     grid_barrier(sh, sync, error, passed);
