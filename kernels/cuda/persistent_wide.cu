@@ -412,11 +412,14 @@ __device__ __forceinline__ bool is_narrow(u32 mask) { return NARROW && TOKENS > 
 template <int UNITS, int COLUMNS>
 struct Slice {
   static constexpr int kUnits = (UNITS + WARPS - 1) / WARPS;
+  static constexpr bool kEven = kUnits * WARPS == UNITS;  // then how many is known to the compiler
   using Activation = mxfp4::Activation<COLUMNS, kUnits>;
   Activation x;
 
-  static __device__ __forceinline__ int first() { return min((int)(ptx::thread() >> 5) * kUnits, UNITS); }
-  static __device__ __forceinline__ int units() { return min(kUnits, UNITS - first()); }
+  static __device__ __forceinline__ int first() {
+    return kEven ? (int)(ptx::thread() >> 5) * kUnits : min((int)(ptx::thread() >> 5) * kUnits, UNITS);
+  }
+  static __device__ __forceinline__ int units() { return kEven ? kUnits : min(kUnits, UNITS - first()); }
 
   __device__ __forceinline__ void place(int q, const u32 (&half)[4]) {
     const int column_block = (threadIdx.x & 31) / 4 / COLUMNS;
