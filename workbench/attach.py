@@ -17,7 +17,7 @@ from workbench.engines.gpus import Gpu, choose, gpus
 from workbench.engines.metrics import Snapshot, check_url, read_metrics, server_info, start_profile
 from workbench.errors import UnfitError, WorkbenchError
 from workbench.hardware import machine_fingerprint
-from workbench.ingest.byte_model import Model, roof_rows, tensor_rows
+from workbench.ingest.byte_model import Model, roof_rows, routing, tensor_rows
 from workbench.ingest.steps import FoundStep
 from workbench.probes.protocol import Capture, Missing
 from workbench.trace.bundle import BundleWriter
@@ -76,13 +76,15 @@ class Options:
 
 @dataclass(slots=True)
 class Watched:
-    """What was read meanwhile. ``info``: fields of ``/server_info`` that are kept."""
+    """What was read meanwhile. ``info``: fields of ``/server_info`` that are kept. ``bursts``: when counters were read,
+    start and end."""
 
     snapshots: list[Snapshot] = field(default_factory=list)
     captures: list[tuple[str, Capture]] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     window: tuple[int, int] = (0, 0)
+    bursts: list[tuple[int, int]] = field(default_factory=list)
 
 
 def attach(
@@ -193,7 +195,9 @@ def _watch(
             return
         if sampler is not None and left >= burst_s / 2:
             sampler.start()
+            first = time.perf_counter_ns()
             time.sleep(burst_s)
+            watched.bursts.append((first, time.perf_counter_ns()))
             capture = sampler.stop()
             watched.captures.append((sampler.name, capture))
             if not capture.columns:
@@ -255,7 +259,7 @@ def _decoded(options: Options) -> FoundStep:
 
 def _settings(options: Options, watched: Watched, address: str, pid: int | None) -> dict[str, Any]:
     return {
-        "model": asdict(options.model) if options.model else {},
+        "model": asdict(options.model) | routing(options.model) if options.model else {},
         "hardware": options.hardware or "",
         "attach": {
             "url": address,
@@ -264,6 +268,7 @@ def _settings(options: Options, watched: Watched, address: str, pid: int | None)
             "start_ns": watched.window[0],
             "end_ns": watched.window[1],
             "interval_ns": options.interval_ns,
+            "bursts": [list(span) for span in watched.bursts],
             "given": {"tok_s": options.tok_s, "accept_length": options.accept_length, "batch": options.batch},
         },
     }

@@ -38,8 +38,8 @@ def tensor_rows(model: Model, steps: Sequence[FoundStep]) -> list[dict[str, Any]
             "role": "kv" if row.is_cache else "target",
             "tensor_class": row.cls.value,
             "format": row.format,
-            "parameters": row.params,
-            "stored_bytes": round(row.stored_bytes),
+            "parameters": round(row.params / row.parts),
+            "stored_bytes": round(row.resident_bytes),
             "resident_bytes": round(row.resident_bytes),
             "read_bytes": round(row.read_bytes),
             "width": load.width,
@@ -48,6 +48,15 @@ def tensor_rows(model: Model, steps: Sequence[FoundStep]) -> list[dict[str, Any]
         }
         for row in load.rows
     ]
+
+
+def routing(model: Model) -> dict[str, int]:
+    """Return how ``model`` routes: experts of a layer, and those that a token chooses; nothing for a dense model.
+
+    Raises InputError where the model is not known.
+    """
+    moe = load_preset(model.name).moe
+    return {"experts": moe.experts, "top_k": moe.top_k} if moe else {}
 
 
 def roof_rows(hardware: str | None, device: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from workbench.trace.bundle import Bundle
+from workbench.trace.bursts import bursts, expected_bursts
 from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim, scoped
 from workbench.trace.launch_checks import TRACED_KERNELS
 from workbench.trace.salvage import CUT_KIND, CUT_PROBE
@@ -70,16 +71,18 @@ def _impossible(row: Mapping[str, Any]) -> Iterator[Check]:
 _GAPS = """
 WITH sample AS (
     SELECT variant, source, name, rank, device, value,
-           start_ns - lag(start_ns) OVER (PARTITION BY variant, source, name, rank, device ORDER BY start_ns) AS period
+           start_ns - lag(start_ns) OVER series AS period,
+           start_ns - lag(end_ns) OVER series AS hole,
+           lag(end_ns - start_ns) OVER series AS length
     FROM counters
-), series AS (
-    SELECT variant, source, name, rank, device, median(period) AS usual, count(*) AS samples,
-           max(abs(value)) AS largest, list(period) AS periods, max(period) AS longest
-    FROM sample GROUP BY variant, source, name, rank, device
+    WINDOW series AS (PARTITION BY variant, source, name, rank, device ORDER BY start_ns)
+), placed AS (
+    SELECT *, median(period) OVER (PARTITION BY variant, source, name, rank, device) AS usual FROM sample
 )
-SELECT variant, source, name, samples, largest, longest,
-       len(list_filter(periods, lambda period: period > 2 * usual)) AS gaps
-FROM series ORDER BY variant, source, name
+SELECT variant, source, name, count(*) AS samples, max(abs(value)) AS largest, bool_or(length > 0) AS spans,
+       -- What counts is the hole between two samples: in a thinned bundle those of one series differ in length.
+       list_sort(list(period) FILTER (period > 2 * usual AND hole > usual), 'DESC') AS gaps
+FROM placed GROUP BY variant, source, name, rank, device ORDER BY variant, source, name
 """
 
 
@@ -89,13 +92,21 @@ def counters(bundle: Bundle) -> Iterator[Check]:
         return
     rows = bundle.query(_GAPS).to_pylist()
     for variant, own in groupby(rows, lambda row: row["variant"]):
-        yield from scoped(bundle, variant, _samples(list(own)))
+        yield from scoped(bundle, variant, _samples(_watched(bundle, list(own))))
     # Not the stalls of Nsight Compute, such as warps_issue_stalled_math_pipe_throttle.
     clocks = [row for row in rows if "throttle" in row["name"].lower() and row["source"] != "ncu"]
     throttled = list(dict.fromkeys(row["name"] for row in clocks if row["largest"]))
     if throttled:
         message = f"clocks were throttled during the run ({', '.join(throttled[:3])})"
         yield Check("throttled", "warning", message, len(throttled), ("step-time", "bandwidth"))
+
+
+def _watched(bundle: Bundle, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return ``rows`` without the gaps that are by design: pauses between bursts, and readings by the way."""
+    if bundle.manifest.source != "attach":
+        return rows
+    pauses = max(expected_bursts(bundle.manifest) - 1, 0)
+    return [row | {"gaps": (row["gaps"] or [])[pauses:] if row["spans"] else []} for row in rows]
 
 
 def _samples(rows: list[dict[str, Any]]) -> Iterator[Check]:
@@ -118,10 +129,10 @@ def _samples(rows: list[dict[str, Any]]) -> Iterator[Check]:
         yield Check("counter-zero", "error", message, len(zero), ("counters",))
     gaps = [row for row in rows if row["gaps"] and row["source"] not in (*single, "log")]
     if gaps:
-        worst = max(gaps, key=lambda row: row["longest"])
+        worst = max(gaps, key=lambda row: row["gaps"][0])
         message = (
-            f"{sum(row['gaps'] for row in gaps)} gaps of more than two periods between counter samples, the longest "
-            f"{worst['longest'] / 1e6:.3g} ms ({worst['name']})"
+            f"{sum(len(row['gaps']) for row in gaps)} gaps of more than two periods between counter samples, the "
+            f"longest {worst['gaps'][0] / 1e6:.3g} ms ({worst['name']})"
         )
         yield Check("counter-gap", "warning", message, len(gaps))
 
@@ -170,6 +181,9 @@ def window(bundle: Bundle) -> Iterator[Check]:
         )
         yield Check("cycles-as-time", "info", message, bundle.rows("lanes"), refused)
         return
+    if source == "attach":
+        yield from _from_outside(bundle)
+        return
     foreign = source != "run"
     if not bundle.rows("kernels") and foreign:
         message = "the trace holds no device rows: it shows the host only"
@@ -179,6 +193,31 @@ def window(bundle: Bundle) -> Iterator[Check]:
     if foreign:
         message = "the profiler was on throughout: how fast the engine is without it is not in the trace"
         yield Check("profiled-throughout", "info", message, 0, ("step-time",))
+
+
+def _from_outside(bundle: Bundle) -> Iterator[Check]:
+    """A server that was watched: what its counters say, and what nobody saw."""
+    message = (
+        "no trace was made: counters and the server's own numbers say means over the window, so bytes, shares and "
+        "rates; of single steps and kernels they say nothing"
+    )
+    refused: tuple[Claim, ...] = ("steps", "device-time", "kernel-sums", "bandwidth", "counts", "causes", "order")
+    yield Check("watched-from-outside", "info", message, 0, refused)
+    found = bursts(bundle)
+    if found is None:
+        message = "no counter of device memory was read (table limits says why): nothing is said of bytes"
+        yield Check("no-device-counters", "warning", message, 0, ("counters",))
+        return
+    taken, pauses = len(found.spans), found.pauses
+    if taken < found.expected:
+        message = f"{found.expected - taken} of {found.expected} bursts of counters hold no sample of their own"
+        yield Check("burst-lost", "warning", message, found.expected - taken)
+    if len(pauses):
+        message = (
+            f"counters were read in {taken} bursts, {found.covered_ns / 1e9:.2g} s in all, with pauses of up to "
+            f"{pauses.max() / 1e9:.2g} s to decode them: that is by design, and means are those of the bursts"
+        )
+        yield Check("counter-bursts", "info", message, taken)
 
 
 _OVERHEAD = """
