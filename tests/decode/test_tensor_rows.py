@@ -11,7 +11,8 @@ from workbench.decode.engine import SequenceRecord, StepRecord
 from workbench.decode.model import Target
 from workbench.decode.pipeline import Pipeline, build_pipeline
 from workbench.decode.precision import load_policy
-from workbench.decode.tensor_rows import tensor_rows
+from workbench.decode.presets import load_preset
+from workbench.decode.tensor_rows import byte_model_rows, tensor_rows
 from workbench.scenario import parse_scenario
 
 SHAPE = """
@@ -103,6 +104,20 @@ def test_a_drafter_with_weights_has_rows_of_its_own(tmp_path: Path, kind: str, d
     weights = [row for row in draft if row["stored_bytes"] and row["tensor_class"] != "kv_cache"]
     passes = drafts if kind == "mtp" else 1
     assert all(row["read_bytes"] == passes * row["stored_bytes"] for row in weights)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_what_is_held_as_stored_is_no_wider_on_any_rank(tp: int) -> None:
+    spec = load_preset("glm-5.2")
+    policy = load_policy("as-shipped", shipped=spec.shipped)
+    variant = parse_scenario('name = "v"\n', source="test", folder=Path()).variants()[0]
+    steps = [record(1, 40, (8,) * spec.moe_layers)]
+    rows = byte_model_rows(variant, spec, policy, policy, steps=steps, tp=tp)
+    assert all(row["resident_bytes"] == row["stored_bytes"] for row in rows)
+    experts = [row for row in rows if row["tensor_class"] == "routed_experts"]
+    assert sum(row["parameters"] for row in experts) * tp == pytest.approx(
+        spec.moe_layers * spec.moe.experts * 3 * spec.hidden * spec.moe.inter, rel=1e-6
+    )
 
 
 def test_no_steps_no_rows(ngram: Pipeline) -> None:

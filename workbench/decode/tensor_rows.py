@@ -53,8 +53,8 @@ def byte_model_rows(
     Expert counts are the measured means per layer, the context is the mean, rounded, and the width is the mean, rounded
     up: a step of width T touches at most min(E, k*T) experts, which is concave in T, so mean counts always fit a mean
     width, while those of a drafter that proposes now nothing and now much need not fit its usual width. ``read_bytes``
-    counts the stored formats; ``resident_bytes`` is what this rung holds, more where it expands weights at load. Both
-    are one rank's; parameters and ``stored_bytes`` are the whole model's.
+    counts the stored formats; ``resident_bytes`` is what this rung holds, more where it expands weights at load. All
+    are one rank's.
     """
     if not steps:
         return []
@@ -96,8 +96,8 @@ def _row(row: ByteRow, role: str, model: StepBytes, held_bytes: float) -> dict[s
         "role": role,
         "tensor_class": row.cls.value,
         "format": row.format,
-        "parameters": row.params,
-        "stored_bytes": round(row.stored_bytes),
+        "parameters": round(row.params / row.parts),
+        "stored_bytes": round(row.resident_bytes),
         "resident_bytes": round(held_bytes),
         "read_bytes": round(row.read_bytes),
         "width": model.width,

@@ -8,7 +8,7 @@ from workbench.trace.bundle import Bundle
 
 @dataclass(frozen=True, slots=True)
 class ByteClass:
-    """One tensor class of one role ("target", "draft" or "kv").
+    """One tensor class of one role ("target", "draft" or "kv"), one rank's share.
 
     ``stored_bytes``: in the stored format, scales included. ``resident_bytes``: as this engine holds it, 0 where not
     stated. ``read_bytes``: by one step of ``width`` tokens.

@@ -32,8 +32,7 @@ def gathered_copy(facts: Facts) -> GatheredCopy | None:
     ):
         return None
     own = [one for one in facts.byte_classes if (one.role, one.tensor_class) == ("target", TensorClass.ROUTED_EXPERTS)]
-    ranks = int(facts.settings.get("model", {}).get("tp", 1))  # resident bytes are one rank's, stored ones the model's
-    once = sum(one.read_bytes * one.resident_bytes * ranks / one.stored_bytes for one in own if one.stored_bytes)
+    once = sum(one.read_bytes * one.resident_bytes / one.stored_bytes for one in own if one.stored_bytes)
     if not once:
         return None
     most = once * max(one.width for one in own)
