@@ -4,17 +4,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from workbench.decode.drafters.none import NoDrafter
+from workbench.decode.drafters.protocol import Proposal
+from workbench.decode.engine import Engine, SamplingRule, SequenceRecord
 from workbench.decode.model import Block, Target
 from workbench.decode.precision import load_policy
 from workbench.decode.presets import load_preset
+from workbench.decode.rungs import persistent
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.forward import EagerForward
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.persistent import PersistentForward, checkpoint_layer, step_shape, step_weights
 from workbench.decode.rungs.random_model import random_model
+from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.decode.spec import ModelSpec
-from workbench.errors import InputError
+from workbench.errors import InputError, UnfitError
+from workbench.kernels import persistent as persistent_kernel
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.persistent_shape import check_weights, rope_table
 
@@ -88,6 +95,104 @@ def test_models_that_the_kernel_was_not_written_for_are_refused() -> None:
     with pytest.raises(InputError, match="tiny-64: moe: the persistent step takes experts in every layer, clamped"):
         step_shape(ModelSpec.model_validate(SHAPE | {"moe": {"experts": 8, "top_k": 2, "inter": 64}}))
     assert step_shape(load_preset("gpt-oss-20b")).windows == (128, 0) * 12
+
+
+class FakeEngine(persistent_kernel.PersistentEngine):
+    """The kernel's bookkeeping on the CPU: the next token follows from token and position, the experts from it."""
+
+    def __init__(self, shape: Any, weights: Any, *, capacity: int, rope: Tensor, plan: Any, device: Any) -> None:
+        self.shape, self.weights, self.capacity, self.device = shape, weights, capacity, CPU
+        self.plan = plan or persistent_kernel.make_plan(shape, 4)
+        self.buffers = persistent_kernel.make_buffers(shape, self.plan, capacity, rope, CPU)
+        self.ran: list[tuple[int, int]] = []
+
+    def step(self) -> None:
+        token, position = self.buffers.state.tolist()
+        self.ran.append((token, position))
+        if token >= self.shape.vocab:
+            self.buffers.sync[persistent_kernel.FLAGS_AT] = 4
+            return
+        following = (5 * token + position) % self.shape.vocab
+        self.buffers.routing[:] = torch.tensor([[following % 8, (following + 1) % 8]] * self.shape.layers)
+        self.buffers.state[:] = torch.tensor([following, position + 1])
+        self.buffers.logits.copy_(torch.nn.functional.one_hot(torch.tensor(following), self.shape.vocab))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> PersistentForward:
+    """The rung over a kernel that is bookkeeping only."""
+    monkeypatch.setattr(persistent, "PersistentEngine", FakeEngine)
+    monkeypatch.setattr(persistent, "captured", lambda works, device, reset: works)
+    target, packed, _ = build(CPU)
+    return PersistentForward(target, packed, CAPACITY)
+
+
+def test_a_loop_that_follows_the_kernel_writes_nothing(
+    fake: PersistentForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt = Engine(fake, NoDrafter(), SamplingRule(), verify=DeviceVerifier(1, CPU)), [3, 90, 7]
+    writes: list[int] = []
+    copy_, fill_, state = Tensor.copy_, Tensor.fill_, fake.engine.buffers.state
+    places = {state[:1].data_ptr(), state[1:].data_ptr()}
+
+    def watched(write: Any) -> Any:
+        def run(self: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            if self.data_ptr() in places:
+                writes.append(self.data_ptr())
+            return write(self, *arguments, **named)
+
+        return run
+
+    monkeypatch.setattr(Tensor, "copy_", watched(copy_))
+    monkeypatch.setattr(Tensor, "fill_", watched(fill_))
+    for _ in range(2):  # the second text stands at the first position again
+        record, seen = SequenceRecord(len(prompt)), []
+        for step in engine.decode(prompt, 9, record):
+            seen.append(len(writes))
+            writes.clear()
+            assert step.experts == (2, 2)
+        assert seen[1:] == [0] * 7
+        wanted, following = [], (5 * prompt[-1] + len(prompt) - 1) % 96
+        for position in range(len(prompt), len(prompt) + 9):
+            wanted.append(following)
+            following = (5 * following + position) % 96
+        assert record.tokens == wanted
+
+
+def test_a_step_that_went_wrong_is_refused_where_its_token_is_read(fake: PersistentForward) -> None:
+    scores = fake.score(torch.tensor([[500]]))
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
+        DeviceVerifier(1, CPU)(Proposal(torch.empty(0, dtype=torch.int64)), scores, torch.Generator())
+    fake.score(torch.tensor([[5]]))
+    assert fake.engine.ran[-1] == (5, 0)
+
+
+@pytest.mark.gpu
+def test_a_loop_over_the_captured_launch_is_the_kernel_s_own_sequence() -> None:
+    device = torch.device("cuda")
+    target, packed, _ = build(device)
+    forward, prompt = PersistentForward(target, packed, CAPACITY), [3, 90, 7, 11]
+    texts = []
+    for one in (forward, forward.laned()):
+        engine, record = Engine(one, NoDrafter(), SamplingRule(), verify=DeviceVerifier(1, device)), SequenceRecord(4)
+        steps = list(engine.decode(prompt, 20, record))
+        assert all(step.experts == (2, 2) for step in steps)
+        texts.append(record.tokens)
+    assert int((one.engine.buffers.lanes[:, -1, 2] > 0).sum()) == one.engine.plan.grid  # the graph's launch is laned
+    plain, text = forward.engine, []
+    for position, token in enumerate(prompt):
+        plain.start(token, position)
+        plain.step()
+    for _ in range(20):
+        text.append(plain.state()[0])
+        plain.step()
+    plain.check()
+    assert texts == [text, text]
+    scores = forward.score(torch.tensor([[SHAPE["vocab"] + 1]], device=device))
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
+        DeviceVerifier(1, device)(
+            Proposal(torch.empty(0, dtype=torch.int64, device=device)), scores, torch.Generator(device)
+        )
 
 
 @pytest.mark.gpu
