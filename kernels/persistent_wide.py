@@ -7,6 +7,7 @@ Floor: ``wide_bytes`` over the measured read roof.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,7 +227,8 @@ class WideBuffers:
 
     ``state`` int32 [2 + tokens]: how many, position of the first, ids. ``lanes`` int64 [grid, layers * 7 + 1, 2]
     %globaltimer ns (phase may start, the CTA's part is done), ``trace`` fp32 [layers, ...]: both empty where the plan
-    has none.
+    has none. ``hidden`` bf16 [tokens, hidden]: before the final norm; ``tapped`` bf16 [tokens, n, hidden]: what the n
+    tapped layers leave, in rising order; ``tap_of`` int32 [layers]: a layer's place there or -1.
     """
 
     state: torch.Tensor
@@ -237,10 +239,18 @@ class WideBuffers:
     sync: torch.Tensor
     lanes: torch.Tensor
     trace: torch.Tensor
+    hidden: torch.Tensor
+    tapped: torch.Tensor
+    tap_of: torch.Tensor
 
 
-def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device) -> WideBuffers:
-    """Allocate; raises UnfitError that names the tensor and its bytes where memory runs out."""
+def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device, taps: Sequence[int] = ()) -> WideBuffers:
+    """Allocate; raises UnfitError that names the tensor and its bytes where memory runs out, InputError for a tap
+    outside the layers."""
+    if any(not 0 <= tap < shape.layers for tap in taps):
+        raise InputError(f"taps must be layers 0 to {shape.layers - 1}, not {list(taps)}")
+    ordered = sorted(set(taps))
+    places = [ordered.index(layer) if layer in ordered else -1 for layer in range(shape.layers)]
 
     def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         try:
@@ -262,6 +272,9 @@ def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device) ->
         sync=allocate("counters", (3 + shape.kv_heads * plan.tokens,), torch.int32),
         lanes=allocate("lanes", lanes, torch.int64),
         trace=allocate("trace", (shape.layers, traced) if plan.trace else (0,), torch.float32),
+        hidden=allocate("hidden states", (plan.tokens, shape.hidden), torch.bfloat16),
+        tapped=allocate("taps", (plan.tokens, len(ordered), shape.hidden), torch.bfloat16),
+        tap_of=torch.tensor(places, dtype=torch.int32, device=device),
     )
 
 
@@ -297,6 +310,10 @@ def wide_arguments(
         buffers.sync,
         buffers.lanes,
         buffers.trace,
+        buffers.hidden,
+        buffers.tapped,
+        buffers.tap_of,
+        buffers.tapped.shape[1],
     ]
     return [ctypes.c_int(item) if isinstance(item, int) else ctypes.c_void_p(item.data_ptr()) for item in tensors]
 
@@ -332,7 +349,15 @@ class WideEngine:
     written; the caller keeps what it accepts and lets the next step overwrite the rest.
     """
 
-    def __init__(self, shape: StepShape, weights: StepWeights, shared: SharedState, plan: WidePlan) -> None:
+    def __init__(
+        self,
+        shape: StepShape,
+        weights: StepWeights,
+        shared: SharedState,
+        plan: WidePlan,
+        taps: Sequence[int] = (),
+    ) -> None:
+        """``taps``: layers whose output ``buffers.tapped`` keeps."""
         if not torch.cuda.is_available():
             raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
         self.device = shared.keys.device
@@ -346,7 +371,7 @@ class WideEngine:
             raise UnfitError(
                 f"{plan.grid} CTAs cannot be co-resident on {properties.multi_processor_count} multiprocessors"
             )
-        self.buffers = make_wide_buffers(shape, plan, self.device)
+        self.buffers = make_wide_buffers(shape, plan, self.device, taps)
         self.kernel = nvrtc.Kernel(compile_wide(shape, plan), smem_bytes=shared_bytes(shape, plan))
         if self.kernel.ctas_per_sm(plan.threads) < 1:
             raise UnfitError(

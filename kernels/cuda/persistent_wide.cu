@@ -541,10 +541,11 @@ __device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Phase ph
 // --- norms and the router ---------------------------------------------------------------------------------------
 
 // One block of the residual: adds add(token, column) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER,
-// its share of the router's sums. By all consumer warps; the caller has synchronised since sh.part was last read.
-template <bool FIRST, bool ROUTER, typename Add>
+// its share of the router's sums; keep(token, column, sum) may write it elsewhere too. By all consumer warps; the caller has synchronised
+// since sh.part was last read.
+template <bool FIRST, bool ROUTER, typename Add, typename Keep>
 __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count, const float* gain, const float* router, float* scaled,
-                                    float* squares, float* router_parts, float* trace, Add add) {
+                                    float* squares, float* router_parts, Add add, Keep keep) {
   constexpr int kEach = (kBlockColumns * TOKENS + kConsumers - 1) / kConsumers;
   constexpr int kRows = (kBlockColumns + WARPS - 1) / WARPS;
   const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31;
@@ -572,9 +573,7 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
     const float x = FIRST ? value[n] : residual[i] + value[n];
     residual[i] = x;
     scaled[token * HIDDEN + at] = x * gains[n];
-#if TRACE
-    if (!FIRST) trace[token * HIDDEN + at] = x;
-#endif
+    keep(token, at, x);
     const float sum = warp_sum(x * x);
     if (lane == 0) sh.sums[i / 32] = sum;
   }
@@ -880,15 +879,17 @@ __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
 // step leaves it alone. scratch: floats, see below. logits [TOKENS][VOCAB]; best [TOKENS]: the argmax after each token; routing
 // [LAYERS][TOKENS][TOPK]; of tokens beyond the step's nothing is written. sync, zero before the first launch and after every good one:
 // barrier, arrivals at the end, error (bit 0 barrier timed out, 1 positions beyond capacity, 2 token out of range, 3 token count), one
-// counter for each token of each KV head. lanes u64 [GRID][LAYERS * 7 + 1][2]: %globaltimer when a phase may start and when the CTA's part
-// is done. trace (with TRACE) floats, for each layer: q, k, v before rotation [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual
-// after attention [TOKENS][HIDDEN], gate-up's result as fp16 bits [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
+// counter for each token of each KV head. hidden bf16 [TOKENS][HIDDEN]: the residual before the final norm; tapped bf16
+// [TOKENS][taps][HIDDEN]: what layers leave whose tap_of [LAYERS] is not -1, in that place. lanes u64 [GRID][LAYERS * 7 + 1][2]:
+// %globaltimer when a phase may start and when the CTA's part is done. trace (with TRACE) floats, for each layer: q, k, v before rotation
+// [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual after attention [TOKENS][HIDDEN], gate-up's result as fp16 bits
+// [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     decode_step_wide(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8* out_proj, const float* out_bias,
                      const float* gains, const float* router, const float* router_bias, const u8* gate_up, const u16* gate_up_bias,
                      const u8* down, const u16* down_bias, const u8* head, const float* sinks, const float* rope, const int* windows,
                      u16* key_cache, u16* value_cache, int capacity, const int* state, float* scratch, float* logits, int* best_tokens,
-                     int* routing, u32* sync, u64* lanes, float* trace) {
+                     int* routing, u32* sync, u64* lanes, float* trace, u16* hidden, u16* tapped, const int* tap_of, int taps) {
   u8* dynamic = ptx::dynamic_shared();
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
@@ -957,8 +958,9 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
   {
     const Parts parts{sh.scratch};
     for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-      mix<true, false>(sh, owned, block, count, gains, nullptr, parts.scaled(), parts.squares(), nullptr, nullptr,
-                       [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); });
+      mix<true, false>(
+          sh, owned, block, count, gains, nullptr, parts.scaled(), parts.squares(), nullptr,
+          [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); }, [](int, int, float) {});
   }
   grid_barrier(sh, sync, error, passed);
 
@@ -1167,11 +1169,15 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     {
       const Parts parts{sh.scratch};
       for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-        mix<false, true>(sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS,
-                         parts.scaled(), parts.squares(), parts.router_parts(), trace_mid, [&](int token, int at) {
-                           return ptx::ldg_l2(parts.out_parts() + token * HIDDEN + at) +
-                                  ptx::ldg_l2(parts.out_parts() + (TOKENS + token) * HIDDEN + at);
-                         });
+        mix<false, true>(
+            sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS, parts.scaled(),
+            parts.squares(), parts.router_parts(),
+            [&](int token, int at) {
+              return ptx::ldg_l2(parts.out_parts() + token * HIDDEN + at) + ptx::ldg_l2(parts.out_parts() + (TOKENS + token) * HIDDEN + at);
+            },
+            [&](int token, int at, float x) {
+              if (TRACE) trace_mid[token * HIDDEN + at] = x;
+            });
     }
     stamp(lanes, record + kMix, 1);
     grid_barrier(sh, sync, error, passed);
@@ -1233,17 +1239,24 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     // --- mix: residual, the next layer's attention norm or the last one ---
     stamp(lanes, record + kAdd, 0);
     {
+      const int tap = tap_of[layer];
       const Parts parts{sh.scratch};
       for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
-        mix<false, false>(sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, parts.scaled(), parts.squares(), nullptr,
-                          trace_end, [&](int token, int at) {
-                            float part[TOPK], sum = 0.0f;
+        mix<false, false>(
+            sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, parts.scaled(), parts.squares(), nullptr,
+            [&](int token, int at) {
+              float part[TOPK], sum = 0.0f;
 #pragma unroll
-                            for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(parts.down_parts() + (token * TOPK + k) * HIDDEN + at);
+              for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(parts.down_parts() + (token * TOPK + k) * HIDDEN + at);
 #pragma unroll
-                            for (int k = 0; k < TOPK; ++k) sum += part[k];
-                            return sum;
-                          });
+              for (int k = 0; k < TOPK; ++k) sum += part[k];
+              return sum;
+            },
+            [&](int token, int at, float x) {
+              if (TRACE) trace_end[token * HIDDEN + at] = x;
+              if (tap >= 0) tapped[((u64)token * taps + tap) * HIDDEN + at] = ptx::to_bf16(x);
+              if (layer + 1 == LAYERS) hidden[token * HIDDEN + at] = ptx::to_bf16(x);
+            });
     }
     stamp(lanes, record + kAdd, 1);
     grid_barrier(sh, sync, error, passed);

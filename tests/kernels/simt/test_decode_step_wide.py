@@ -39,16 +39,17 @@ def simulated(
     rope = rope_table(capacity, shape.head_dim, 10000.0)
     device = torch.device("cpu")
     shared = persistent_wide.new_state(shape, capacity, rope, device)
-    buffers = persistent_wide.make_wide_buffers(shape, plan, device)
+    taps = list(range(shape.layers))[:1]
+    buffers = persistent_wide.make_wide_buffers(shape, plan, device, taps)
     shared.keys.normal_(generator=generator)
     shared.values.normal_(generator=generator)
     keys, values = shared.keys.clone(), shared.values.clone()
-    found = []
+    logits = []
     for seed, (count, position) in enumerate(steps):
         tokens = torch.randint(shape.vocab, (count,), generator=generator).tolist()
         state = torch.tensor([count, position, *tokens], dtype=torch.int32)
         buffers.state.fill_(-1)[: len(state)] = state
-        for poisoned in (buffers.scratch, buffers.logits, buffers.trace):
+        for poisoned in (buffers.scratch, buffers.logits, buffers.trace, buffers.hidden, buffers.tapped):
             poisoned.fill_(float("nan"))
         buffers.best.fill_(-1)
         arguments = words(persistent_wide.wide_arguments(weights, shared, buffers, capacity))
@@ -60,13 +61,19 @@ def simulated(
             assert all(error < persistent_bench.TOLERANCE for _, error in errors), errors
         assert persistent_bench.relative(buffers.logits[:count], expected.logits) < persistent_bench.TOLERANCE
         assert torch.isnan(buffers.logits[count:]).all()
+        last = "residual after experts"
+        for found, right in (
+            (buffers.hidden, expected.trace[-1][last]),
+            (buffers.tapped[:, 0], expected.trace[0][last]),
+        ):
+            assert persistent_bench.relative(found[:count], right) < 2 * persistent_bench.TOLERANCE
         assert torch.equal(buffers.routing[:, :count].long(), expected.routing), expected.margin
         assert torch.equal(buffers.best[:count].long(), buffers.logits[:count].argmax(dim=1))
         assert persistent_bench.relative(shared.keys, keys.double()) < persistent_bench.TOLERANCE
         assert persistent_bench.relative(shared.values, values.double()) < persistent_bench.TOLERANCE
         assert not buffers.sync.any()  # ready for the next step, and no error
-        found.append(buffers.logits[:count].clone())
-    return found
+        logits.append(buffers.logits[:count].clone())
+    return logits
 
 
 @pytest.mark.parametrize(
