@@ -1,56 +1,47 @@
-"""How an attached server's figures look in the terminal."""
+"""A server that was watched from outside, in the terminal: the answer, its figures, findings, and what is missing."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from workbench.diagnose.attached import Attached
-from workbench.diagnose.numbers import percent, significant
-from workbench.quantity import Quantity
+from workbench.terminal import print_json, print_line
 
-_ROWS = (
-    ("speed", "tok_s"),
-    ("step", "step"),
-    ("accept length", "accept_length"),
-    ("device memory traffic", "traffic"),
-    ("of the roof", "roof_share"),
-    ("nothing moves", "idle"),
-    ("SM active", "sm_active"),
-    ("CTAs resident", "ctas_per_sm"),
-    ("warps resident", "warps_active"),
-    ("decoding", "decoding"),
-    ("bytes read a step", "bytes_per_step"),
-    ("byte model", "model_bytes"),
-    ("forwards without graph", "eager_share"),
-    ("SM clock", "clock"),
-    ("power", "power"),
-)
+if TYPE_CHECKING:
+    from workbench.diagnose.attached import Attached
+    from workbench.trace.bundle import Bundle
 
 
-def attached_lines(found: Attached) -> Iterator[str]:
+def show_attached(bundle: "Bundle", *, as_json: bool) -> None:
+    """Print what can be said of ``bundle``: the verdict, then as ``attached_lines``; or all of it as data."""
+    from workbench.diagnose.attached import attached
+    from workbench.reports.plain_text import state_lines
+
+    found = attached(bundle)
+    if as_json:
+        print_json({"bundle": str(bundle.path), **found.to_json()})
+        return
+    print_line(f"{bundle.path}: {bundle.manifest.scenario.get('name', '')}")
+    for line in (*state_lines(bundle), "", "verdict", *(f"  {line}" for line in found.verdict.lines()), ""):
+        print_line(line)
+    for line in attached_lines(found):
+        print_line(line)
+
+
+def attached_lines(found: "Attached") -> Iterator[str]:
     """Yield the answer, a table, the findings and what could not be measured."""
+    from workbench.reports.attached_tables import figures
+    from workbench.reports.diagnosis_text import finding_lines
+
     yield found.headline()
     yield ""
-    for label, name in _ROWS:
-        value = getattr(found, name)
-        if value is not None:
-            note = f"  {value.note}" if value.note else ""
-            yield f"  {label:<24}{_amount(value):>12}  {value.tag:<10}{note}".rstrip()
-    for finding in found.findings:
-        worth = finding.recoverable
-        gain = f" (+{significant(worth.value, 2)} tok/s, {worth.tag})" if worth else ""
-        yield ""
-        yield f"{finding.severity}: {finding.sentence}{gain}"
-        yield f"  try: {finding.remedy}"
+    for row in figures(found):
+        note = f"  {row.note}" if row.note else ""
+        yield f"  {row.label:<24}{row.amount:>18}  {row.tag:<10}{note}".rstrip()
+    yield ""
+    yield from finding_lines(found.findings)
     if found.limits:
         yield ""
         yield "not measured:"
-        for row in found.limits:
-            fix = f"; {row['fix']}" if row["fix"] else ""
-            yield f"  {row['what']}: {row['why']}{fix}"
-
-
-def _amount(value: Quantity) -> str:
-    if value.unit == "share":
-        return percent(value.value, 3)
-    if value.unit == "B":
-        return f"{significant(value.value / 1e9, 4)} GB"
-    return f"{significant(value.value, 4)} {value.unit}"
+    for limit in found.limits:
+        instead = f"; instead: {limit['fallback']}" if limit["fallback"] else ""
+        fix = f"; to get it: {limit['fix']}" if limit["fix"] else ""
+        yield f"  {limit['what']}: {limit['why']}{instead}{fix}"

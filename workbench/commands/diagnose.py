@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workbench.commands.attached_view import show_attached
 from workbench.commands.options import BundlePath, Json
 from workbench.terminal import print_json, print_line, print_table
 
@@ -22,12 +23,16 @@ def diagnose(
     """Print where the step time goes, and the findings: what each loss is worth and what to try.
 
     Works on bundles of runs and of ingested traces; ends with 4 where the trace allows no such statement. Of files
-    without a time line (logs, benchmarks, profiles of single kernels) it prints the findings that need none.
+    without a time line (logs, benchmarks, profiles of single kernels) it prints the findings that need none; of a
+    server that was watched from outside (attach) its figures as means, and the findings about them.
     """
     from workbench.diagnose.source_summary import has_time_line
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        if opened.manifest.source == "attach":
+            show_attached(opened, as_json=as_json)
+            return
         if not has_time_line(opened):
             _print_sources(opened, as_json=as_json)
             return

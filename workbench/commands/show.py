@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from workbench.commands.attached_view import show_attached
 from workbench.commands.options import BundlePath, Json
 from workbench.terminal import print_json, print_line, print_table
 
@@ -17,6 +18,9 @@ def show(bundle: BundlePath, as_json: Json = False) -> None:
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        if opened.manifest.source == "attach":
+            show_attached(opened, as_json=as_json)
+            return
         if opened.manifest.source != "run":
             _show_trace(opened, as_json=as_json)
             return

@@ -58,11 +58,16 @@ def _over_read(seen: "Attached") -> list[Finding]:
     measured, model = seen.bytes_per_step, seen.model_bytes
     if measured is None or model is None:
         return []
-    off = measured.value / model.value - 1
+    least, most = (bound if bound is not None else model.value for bound in (model.low, model.high))
+    # In between, the experts that the tokens chose make the difference: that is no loss, and no other model.
+    bound = least if measured.value < least else most
+    off = measured.value / bound - 1
     evidence = (
         Evidence("bytes read a step", measured, "counters"),
         Evidence("bytes the byte model says", model, "tensors"),
     )
+    if least <= measured.value <= most:
+        return []
     if off < -BYTES_OFF:
         return [
             Finding(
@@ -70,8 +75,8 @@ def _over_read(seen: "Attached") -> list[Finding]:
                 severity="note",
                 variant="attached",
                 title="Fewer bytes than the model says",
-                sentence=f"a step reads {percent(-off, 2)} less than the byte model says: the model, its precision, TP "
-                "or the batch given is not the server's, or experts repeat between tokens",
+                sentence=f"a step reads {percent(-off, 2)} less than the least that the byte model allows: the model, "
+                "its precision, TP or the batch given is not the server's",
                 remedy="check --model, --policy, --tp, --width and --batch against the server",
                 confidence="medium",
                 evidence=evidence,
@@ -81,7 +86,7 @@ def _over_read(seen: "Attached") -> list[Finding]:
         return []
     recoverable = None
     if seen.tok_s and seen.roof and seen.step:
-        saved_ms = (measured.value - model.value) / seen.roof.value / 1e6
+        saved_ms = (measured.value - most) / seen.roof.value / 1e6
         gain = seen.tok_s.value * (seen.step.value / max(seen.step.value - saved_ms, 1e-9) - 1)
         recoverable = Quantity(gain, "tok/s", "estimated", low=0.0, high=gain, note="the excess bytes at the roof")
     return [
@@ -91,8 +96,8 @@ def _over_read(seen: "Attached") -> list[Finding]:
             variant="attached",
             title="More bytes than the model needs",
             sentence=f"a step reads {significant(measured.value / 1e9, 3)} GB where the byte model says "
-            f"{significant(model.value / 1e9, 3)} GB ({percent(off, 2)} more): weights expanded at load, a KV pool "
-            "read beyond the sequence, or another batch than given",
+            f"{'at most ' if least < most else ''}{significant(most / 1e9, 3)} GB ({percent(off, 2)} more): weights "
+            "expanded at load, a KV pool read beyond the sequence, or another batch than given",
             remedy="compare with --policy bf16 (expanded weights fit it) and with a longer context (KV reads grow)",
             confidence="low",
             evidence=evidence,
