@@ -10,8 +10,8 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Sequence
-from copy import deepcopy
+from collections.abc import Collection, Sequence
+from copy import copy, deepcopy
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -301,6 +301,15 @@ class Scenario:
     def variants(self) -> list[Variant]:
         """Return the variants in the file's order, fully resolved."""
         return list(self._variants)
+
+    def only(self, names: Collection[str]) -> "Scenario":
+        """Return this scenario with the variants of ``names`` alone. Raises InputError for a name it does not have."""
+        known = [variant.name for variant in self._variants]
+        if unknown := [name for name in names if name not in known]:
+            raise InputError(f"{self.source}: no variant {unknown[0]!r}", hint=f"it has {', '.join(known)}")
+        other = copy(self)
+        other._variants = [variant for variant in self._variants if variant.name in names]
+        return other
 
     def to_json(self) -> dict[str, Any]:
         """Return the resolved scenario as plain data: what a bundle's manifest keeps."""

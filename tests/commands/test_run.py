@@ -54,6 +54,19 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
+def test_only_the_named_variants_run(cli: Cli, scenario: Path, tmp_path: Path) -> None:
+    from workbench.trace.bundle import Bundle
+
+    done = cli("run", scenario, "--only", "ngram", "--no-report", "--out", tmp_path / "b")
+    assert done.exit_code == 0
+    with Bundle.open(tmp_path / "b") as bundle:
+        assert [record.name for record in bundle.manifest.variants] == ["ngram"]
+    wrong = cli("run", scenario, "--only", "eagle", "--out", tmp_path / "c")
+    assert wrong.exit_code == 2
+    assert "no variant 'eagle'" in wrong.stderr
+    assert "plain, ngram" in wrong.stderr
+
+
 def test_a_run_prints_its_table_and_where_it_wrote(
     cli: Cli, scenario: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,9 @@ def run(
             "--set", metavar="KEY=VALUE", help="Setting instead of the file's, such as prompts.count=2; repeatable."
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="VARIANT", help="Run this variant; repeatable. Default: all.")
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Write no HTML report.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,6 +47,8 @@ def run(
     from workbench.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides=[assignment(setting) for setting in settings or []])
+    if only:
+        loaded = loaded.only(only)
     if lacking := [name for name in NEEDS if find_spec(name) is None]:
         raise UnfitError(f"running needs {', '.join(lacking)}", hint="pip install 'decode-workbench[decode]'")
     folder = _new_folder(out) if out else _default_folder(loaded.name)
