@@ -24,6 +24,9 @@ MAX_TOKENS = 8
 """Tokens are the MMA's columns, and it has eight."""
 
 PHASES = ("qkv", "attention", "out", "mix", "gate_up", "down", "add")
+FLAGS_AT = 2
+"""Where in ``sync`` a step flags its errors."""
+
 _ERRORS = (
     (1, "a grid barrier timed out"),
     (2, "the positions are beyond the cache"),
@@ -341,6 +344,12 @@ def check_shared(shape: StepShape, shared: SharedState, device: torch.device) ->
     return capacity
 
 
+def refuse(flags: int) -> None:
+    """Raise UnfitError for a step that flagged errors."""
+    if flags:
+        raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")
+
+
 class WideEngine:
     """A model on one device that scores up to ``plan.tokens`` tokens a launch.
 
@@ -407,10 +416,10 @@ class WideEngine:
 
     def check(self) -> None:
         """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
-        flags = int(self.buffers.sync[2].item())
+        flags = int(self.buffers.sync[FLAGS_AT].item())
         if flags:
             self.buffers.sync.zero_()
-            raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")
+            refuse(flags)
 
 
 def wide_bytes(shape: StepShape, tokens: int, position: int, distinct: float) -> float:

@@ -133,7 +133,10 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
 
     forward = pipeline.engine.forward
     if not isinstance(forward, PersistentForward):
-        run.miss(variant.name, Missing("lanes", what, "faults are planted around the kernel", fix="engine.faults = []"))
+        why, fix = "faults are planted around the kernel", "engine.faults = []"
+        if variant.drafter.width > 1:
+            why, fix = "the kernel of several tokens is run without stamps", "drafter.kind = 'none'"
+        run.miss(variant.name, Missing("lanes", what, why, fix=fix))
         return
     try:
         laned = guarded("lanes: compile", forward.laned, START_SECONDS)

@@ -129,8 +129,8 @@ def test_what_is_held_follows_the_rung() -> None:
             "engine.faults: 'w4a8' needs routed experts in mxfp4",
         ),
         (
-            model("gpt-oss-20b", "persistent", more='drafter = { kind = "ngram" }'),
-            "drafter.kind: rung 'persistent' runs one token a step",
+            model("gpt-oss-20b", "persistent", more='drafter = { kind = "ngram", depth = 8 }'),
+            "drafter.depth: rung 'persistent' scores up to 8 tokens a step, not 9",
         ),
         (
             model("gpt-oss-20b", "fused", more='drafter = { kind = "ngram", depth = 16 }'),

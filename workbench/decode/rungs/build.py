@@ -103,9 +103,12 @@ def _forward(
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
         from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
+        from workbench.decode.rungs.persistent_wide import wide_forward
 
-        # fit.py lets only MXFP4 through.
-        return PersistentForward(target, [part for part in held.packed if isinstance(part, PackedExperts)], capacity)
+        packed = [part for part in held.packed if isinstance(part, PackedExperts)]  # fit.py lets only MXFP4 through
+        if widths[-1] > 1:
+            return wide_forward(target, packed, capacity, widths[-1], decide=decide)
+        return PersistentForward(target, packed, capacity)
     if not plan.kernels and "w4a8" in faults:
         target = narrow_activations(target)
     if "w4a4" in faults:

@@ -109,9 +109,7 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         why = "routes for itself" if plan.persistent else f"of {spec.name} has no experts to choose"
         raise InputError(f"{where}: model.routing: rung {rung!r} {why}", hint="leave it out")
     if plan.persistent:
-        _check_persistent(spec, where)
-    if plan.persistent and variant.drafter.kind != "none":
-        raise InputError(f"{where}: drafter.kind: rung 'persistent' runs one token a step", hint="use kind 'none'")
+        _check_persistent(spec, variant.drafter.width, where)
     if plan.kernels:
         _check_kernels(spec, variant.drafter.width, where)
 
@@ -145,11 +143,13 @@ def _check_experts(variant: Variant, spec: ModelSpec, policy: Policy, where: str
         raise InputError(f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4")
 
 
-def _check_persistent(spec: ModelSpec, where: str) -> None:
-    from workbench.decode.rungs.persistent import step_shape  # imports the kernel's launcher
+def _check_persistent(spec: ModelSpec, width: int, where: str) -> None:
+    from workbench.decode.rungs.persistent import step_shape  # imports the kernels' launchers
+    from workbench.decode.rungs.persistent_wide import check_width
 
     try:
         step_shape(spec)
+        check_width(spec, width)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", hint=error.hint) from None
 

@@ -40,7 +40,7 @@ class RungPlan:
     experts and head are the Triton kernels of workbench/kernels. ``packed``: routed experts stay as they are stored
     (MXFP4, or FP8 where ``experts`` allows it); otherwise they are expanded to bfloat16 at load. ``dense``: how the
     projections multiply. ``split``: Split-K where a product has fewer programs than the card can hold.
-    ``persistent``: one launch a step, of one token. ``experts``: stored formats that a packed rung takes.
+    ``persistent``: one launch a step. ``experts``: stored formats that a packed rung takes.
     """
 
     graph: bool = True

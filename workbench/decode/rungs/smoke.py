@@ -37,6 +37,7 @@ from workbench.decode.rungs.fused import FusedStep
 from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.persistent import PersistentForward
+from workbench.decode.rungs.persistent_wide import wide_forward
 from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.plan import PLANS, RungPlan
 from workbench.decode.rungs.random_model import random_model
@@ -48,6 +49,7 @@ from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError, UnfitError
 from workbench.hardware import measure_read_roof
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.kernels.persistent_wide import MAX_TOKENS
 from workbench.scenario import RUNGS, Rung
 
 TOLERANCE = 3e-2
@@ -136,6 +138,8 @@ def build(case: Case, weights: Weights, capacity: int) -> tuple[Forward, ExpertF
     device = held.target.device
     if plan.persistent:
         packed = [part for part in held.packed if isinstance(part, PackedExperts)]
+        if case.width > 1:
+            return wide_forward(held.target, packed, capacity, case.width), None
         return PersistentForward(held.target, packed, capacity), None
     experts: ExpertForm | None = None
     if plan.plain:
@@ -278,7 +282,8 @@ def cases(rungs: list[Rung], widths: list[int], *, rank: bool = False, fp8: bool
             if rung == "livequant-fused" and fp8:
                 yield Case(rung, width, policy="fp8")
     if not rank:
-        yield from (Case(rung, 1) for rung in rungs if PLANS[rung].persistent)
+        one_launch = [rung for rung in rungs if PLANS[rung].persistent]
+        yield from (Case(rung, width) for width in widths if width <= MAX_TOKENS for rung in one_launch)
 
 
 COLLECTIVE_US = 8.0

@@ -230,10 +230,13 @@ class StaticForward(Generic[State]):
         return slot
 
 
-def decided(scores: Scores, inputs: StepInputs) -> DecidedScores:
-    """Verify a step greedily in plain torch, on the device, and set up its inputs for the next one."""
+def decided(scores: Scores, inputs: StepInputs, chosen: Tensor | None = None) -> DecidedScores:
+    """Verify a step greedily in plain torch, on the device, and set up its inputs for the next one.
+
+    ``chosen`` int64 [T]: the most likely token at each position, where the step has found it already.
+    """
     width = len(inputs.tokens)
-    chosen = scores.logits[0].argmax(-1)
+    chosen = scores.logits[0].argmax(-1) if chosen is None else chosen
     drafts = inputs.tokens[1:]
     kept = (chosen[:-1] == drafts).int().cumprod(0, dtype=torch.int32).sum(0, keepdim=True, dtype=torch.int32)
     place = torch.arange(width, device=chosen.device)
