@@ -112,7 +112,7 @@ def check(
         expected = reference_wide(shape, model, tokens, position, keys, values, rope)
         wrong, errors = first_wrong(traced, count, expected)
         plain = run_step(timed, tokens, position, f"{where}, no trace")
-        row = {
+        row: dict[str, Any] = {
             "tokens": count,
             "position": position,
             "logits_relative": max(

@@ -90,7 +90,7 @@ def reference_wide(
         top = router.topk(shape.top_k, dim=1)
         weights = torch.softmax(top.values, dim=1)
         inters = torch.zeros(len(tokens), shape.top_k, shape.inter, dtype=torch.float64, device=x.device)
-        for expert in top.indices.unique().tolist():
+        for expert in sorted(set(top.indices.flatten().tolist())):
             rows, ranks = (top.indices == expert).nonzero(as_tuple=True)
             gate_up = mxfp4_cuda.dequantise(layer.gate_up[expert], layer.gate_up_scales[expert]).double()
             both = h[rows] @ gate_up.T + layer.gate_up_bias[expert].double()
