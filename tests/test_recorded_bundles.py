@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from workbench.commands.demo import recorded_folder
+from workbench.diagnose.attached import Attached, attached
 from workbench.diagnose.facts import Facts
 from workbench.ingest.bundle import ingest_kineto
 from workbench.trace.bundle import Bundle
 from workbench.trace.check import check_bundle
+from workbench.trace.manifest import read_manifest
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "traces"
@@ -17,7 +19,13 @@ SHARED = ROOT.parent / "shared" / "traces"
 BUNDLES = sorted(
     path.parent for folder in (recorded_folder(), ROOT / "tests/data") for path in folder.rglob("manifest.json")
 )
+TIMED = [path for path in BUNDLES if read_manifest(path).source != "attach"]
+WATCHED = [path for path in BUNDLES if read_manifest(path).source == "attach"]
 TRACES = sorted(path for folder in (ROOT / "tests/data", SHARED) for path in folder.glob("*.json.gz"))
+
+GPT_OSS = "attach-sglang-gpt-oss-20b-h200"
+DFLASH = "attach-sglang-qwen3-30b-dflash-h200"
+"""SGLang on an H200 while it decoded, watched from outside."""
 
 HELD_UP = {"sglang_qwen3_8b_decode_mi300": 0.98}
 """Traces with time that nothing in them accounts for: there a kernel was launched onto an idle device and began 463 ms
@@ -26,7 +34,7 @@ later, while the host waited for it."""
 UNEXPLAINED = 0.05
 
 
-@pytest.mark.parametrize("path", [*BUNDLES, *TRACES], ids=lambda path: path.name.split(".")[0])
+@pytest.mark.parametrize("path", [*TIMED, *TRACES], ids=lambda path: path.name.split(".")[0])
 def test_causes_add_up_to_the_wall_time(path: Path, tmp_path: Path) -> None:
     folder = path if path.is_dir() else ingest_kineto(path, tmp_path / "bundle").path
     with Bundle.open(folder) as bundle:
@@ -49,7 +57,8 @@ def test_causes_add_up_to_the_wall_time(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_repository_holds_a_recording_for_each_use() -> None:
-    assert {path.name for path in BUNDLES} >= {"gpt-oss-20b-h200", "gpu-h200"}
+    assert {path.name for path in TIMED} >= {"gpt-oss-20b-h200", "gpu-h200"}
+    assert {path.name for path in WATCHED} >= {GPT_OSS, DFLASH}
     for path in BUNDLES:
         assert check_bundle(path).ok
         assert sum(file.stat().st_size for file in path.iterdir()) < 3_000_000
@@ -99,3 +108,52 @@ def test_measured_bytes_are_those_of_the_model_where_kernels_read_the_stored_for
             assert measured is not None
             assert floor is not None
             assert measured / (floor.target_bytes + floor.draft_bytes) == pytest.approx(1, abs=most), name
+
+
+def watched(name: str) -> Attached:
+    with Bundle.open(recorded_folder() / name) as bundle:
+        return attached(bundle)
+
+
+@pytest.mark.parametrize("path", WATCHED, ids=lambda path: path.name)
+def test_a_watched_server_is_kept_small_and_says_nothing_of_the_machine_it_ran_on(path: Path) -> None:
+    assert sum(file.stat().st_size for file in path.iterdir()) < 1_000_000
+    assert not any(part.startswith("/") for part in read_manifest(path).command)
+    with Bundle.open(path) as bundle:
+        found = attached(bundle)
+    assert {check.id for check in found.verdict.checks} == {"watched-from-outside", "counter-bursts"}
+    assert not found.verdict.allows("steps")
+    assert found.verdict.allows("counters")
+
+
+def test_bytes_a_step_of_a_watched_server_are_those_of_the_model() -> None:
+    found = watched(GPT_OSS)
+    assert found.bytes_per_step is not None
+    assert found.model_bytes is not None
+    assert found.bytes_per_step.tag == "measured"
+    assert found.bytes_per_step.value == pytest.approx(3.734e9, rel=0.005)  # of the whole recording
+    assert found.bytes_per_step.value / found.model_bytes.value == pytest.approx(1, abs=0.03)
+    assert found.model_bytes.low == found.model_bytes.high == found.model_bytes.value  # width 1 leaves nothing open
+    assert found.experts is None
+    assert found.idle is not None
+    assert found.idle.value == pytest.approx(0.4017, rel=0.005)
+    assert found.roof_share is not None
+    assert found.roof_share.value == pytest.approx(0.2044, rel=0.005)
+    assert found.ctas_per_sm is not None
+    assert found.ctas_per_sm.value == pytest.approx(44.30, rel=0.005)
+    assert [finding.id for finding in found.findings] == ["device-idle", "slow-kernels"]
+
+
+def test_bytes_of_a_verified_block_say_how_many_experts_it_chose() -> None:
+    found = watched(DFLASH)
+    assert found.bytes_per_step is not None
+    assert found.model_bytes is not None
+    assert found.bytes_per_step.value == pytest.approx(10.56e9, rel=0.005)  # of the whole recording
+    low, high = found.model_bytes.low, found.model_bytes.high
+    assert low == pytest.approx(6.115e9, rel=0.001)  # a plain step
+    assert high == pytest.approx(25.87e9, rel=0.001)
+    assert found.experts is not None
+    assert (found.experts.value, found.experts.tag) == (pytest.approx(17.8, rel=0.01), "estimated")
+    assert found.period is not None
+    assert found.period.value == pytest.approx(7.7, rel=0.02)
+    assert not {finding.id for finding in found.findings} & {"byte-model-mismatch", "over-fetch"}

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,15 +13,20 @@ from workbench.commands.options import Json
 from workbench.errors import InputError, UnfitError
 from workbench.terminal import note, print_json, print_line, printable
 
+if TYPE_CHECKING:
+    from workbench.trace.bundle import Bundle
+
 RUNS = Path("runs")
 ENDING = ".tar.gz"
 MAX_BYTES = 1 << 30
 """Size of a recorded bundle, unpacked, above which it is refused."""
 MAX_FILES = 100
+DEFAULT = "gpt-oss-20b-h200"
+"""The recording that is unpacked where none is named: a run, all six signals of each step."""
 
 
 def demo(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="Which recording; default: the first.")] = "",
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help=f"Which recording; default: {DEFAULT}.")] = "",
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Folder to write the bundle to. Default: runs/demo-NAME."),
@@ -44,7 +49,7 @@ def demo(
         return
     if not found:
         raise UnfitError("no recorded bundle is installed", hint="install the released package, or run a scenario")
-    chosen = name or next(iter(found))
+    chosen = name or (DEFAULT if DEFAULT in found else next(iter(found)))
     if chosen not in found:
         raise InputError(f"no recording {chosen!r}", hint=f"there are {', '.join(found)}")
     folder = out or RUNS / f"demo-{chosen}"
@@ -131,19 +136,17 @@ def _is_there(folder: Path) -> bool:
 
 
 def _present(folder: Path, *, open_: bool, as_json: bool) -> None:
-    from workbench.diagnose.headline import headline
-    from workbench.diagnose.summary import diagnose
     from workbench.reports.html import write_html
     from workbench.trace.bundle import Bundle
 
     path = folder / "report.html"
     with Bundle.open(folder) as bundle:
-        diagnosis = diagnose(bundle)
+        answer = _answer(bundle)
         write_html(bundle, path)
     if as_json:
-        print_json({"bundle": str(folder), "report": str(path), "headline": headline(diagnosis)})
+        print_json({"bundle": str(folder), "report": str(path), "headline": answer})
     else:
-        print_line(headline(diagnosis))
+        print_line(answer)
         print_line(f"bundle  {folder}")
         print_line(f"report  {path}")
         print_line(f"next    workbench diagnose {folder}")
@@ -151,3 +154,15 @@ def _present(folder: Path, *, open_: bool, as_json: bool) -> None:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
+
+
+def _answer(bundle: "Bundle") -> str:
+    """Return the one sentence on the recording."""
+    if bundle.manifest.source == "attach":
+        from workbench.diagnose.attached import attached
+
+        return attached(bundle).headline()
+    from workbench.diagnose.headline import headline
+    from workbench.diagnose.summary import diagnose
+
+    return headline(diagnose(bundle))

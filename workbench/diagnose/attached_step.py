@@ -3,17 +3,24 @@
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.diagnose.attached_counters import AttachedCounters
-from workbench.diagnose.decoding import WINDOW_STEPS, decoding
+import numpy as np
+
+from workbench.diagnose.attached_counters import AttachedCounters, Samples
+from workbench.diagnose.decoding import NEAR, WINDOW_STEPS, Decoding, decoding, stretches, window_rates
 from workbench.diagnose.numbers import significant
+from workbench.diagnose.waveform import step_period
 from workbench.quantity import Quantity, Tag
 from workbench.trace.bursts import TRAFFIC
 
-SAME_PERIOD = 0.05
-"""How far the traffic's period may be from the mean step and still be the step."""
+SAME_PERIOD = 0.15
+"""How far the traffic's period may be from the mean step and still be the step: steps lengthen with the context."""
 
 LEAST_OF_COUNTED = 0.55
 """A step that the engine counted is a mean over pauses too: the period is shorter then, but no small part of it."""
+
+STRETCH_NS = 100_000_000
+STRETCH_STEPS = 12
+"""Time, and steps, over which the period of the traffic is read: within a request it drifts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +88,63 @@ def eager_share(engine: dict[str, float]) -> Quantity | None:
 def decoded_step(counters: AttachedCounters, mean: MeanStep) -> DecodedStep:
     """Return the share of the time in which the server decoded, and the bytes that a step then read.
 
-    The step's length is the period of the traffic where one is near the mean step: that has pauses in it.
+    Bytes are traffic times the step's length, and that is the period of the traffic where one is near the mean step:
+    the mean has pauses in it, and steps early and late in a request differ.
     """
     reads, step = counters.sampled(TRAFFIC), mean.step
     if step is None or reads is None or not len(reads):
         return DecodedStep(None, None, None)
     tag: Tag = "measured" if step.tag == "measured" else "estimated"
-    period_ns, whose, paused = step.value * 1e6, "the step", mean.with_pauses
-    near = counters.period(shortest_ns=round((LEAST_OF_COUNTED if paused else 1 - SAME_PERIOD) * period_ns))
-    if near and near.period_ns <= (1 + SAME_PERIOD) * period_ns:
-        period_ns, whose, paused = near.period_ns, "the period of the traffic", False
-    found = decoding(reads.start_ns, reads.end_ns, reads.value, period_ns)
+    step_ns = step.value * 1e6
+    found = decoding(reads.start_ns, reads.end_ns, reads.value, step_ns)
     if found is None:
         rate = counters.rate((TRAFFIC,))
         note = "mean of the whole window, prefill and pauses included, times the step: no steady decoding was seen"
-        read = Quantity(rate.value * period_ns, "B", "estimated", note=note) if rate else None
+        read = Quantity(rate.value * step_ns, "B", "estimated", note=note) if rate else None
         return DecodedStep(None, read, None)
-    if paused:
-        period_ns, whose = period_ns * found.share, "the mean step without prefill and pauses"
     note = f"of {found.windows} windows of {WINDOW_STEPS} steps, those within 10 % of the median traffic"
     share = Quantity(found.share, "share", "measured", note=note)
-    note = f"bytes read while decoding, over {significant(period_ns / 1e6, 4)} ms, {whose}"
-    read = Quantity(found.bytes_per_s * period_ns / 1e9, "B", tag, note=note)
-    return DecodedStep(share, read, Quantity(period_ns / 1e6, "ms", "estimated", note=whose))
+    least = (LEAST_OF_COUNTED if mean.with_pauses else 1 - SAME_PERIOD) * step_ns
+    seen = _periods(reads.as_sampled(), (least, (1 + SAME_PERIOD) * step_ns), found)
+    if seen:
+        periods, read_bytes = np.array(seen).T
+        period = Quantity(
+            float(np.median(periods)) / 1e6,
+            "ms",
+            "estimated",
+            float(periods.min()) / 1e6,
+            float(periods.max()) / 1e6,
+            f"the period of the traffic over {len(seen)} times {STRETCH_NS / 1e6:.0f} ms",
+        )
+        value = float(np.median(read_bytes))
+    elif mean.with_pauses:
+        note = "the mean step without prefill and pauses"
+        period = Quantity(step.value * found.share, "ms", "estimated", note=note)
+        value = found.bytes_per_s * period.value / 1e3
+    else:
+        period = Quantity(step.value, "ms", "estimated", note="the step")
+        value = found.bytes_per_s * period.value / 1e3
+    note = f"bytes read while decoding, over {significant(period.value, 4)} ms, {period.note}"
+    return DecodedStep(share, Quantity(value, "B", tag, note=note), period)
+
+
+def _periods(reads: Samples, limits: tuple[float, float], found: Decoding) -> list[tuple[float, float]]:
+    """Return period, ns, and bytes in it of each stretch that decodes, where traffic repeats within ``limits``."""
+    length = max(STRETCH_NS, STRETCH_STEPS * limits[1])
+    made = []
+    for own in stretches(reads.start_ns, reads.end_ns):
+        burst = reads.where(own)
+        edges = np.arange(burst.start_ns[0], burst.end_ns[-1] - 0.9 * length, length)
+        for first in edges.tolist():
+            part = burst.where((burst.start_ns >= first) & (burst.start_ns < first + length))
+            near = step_period(part.start_ns, part.value, shortest_ns=round(limits[0]))
+            if near is None or near.period_ns > limits[1]:
+                continue
+            rates = window_rates(part.start_ns, part.end_ns, part.value, WINDOW_STEPS * near.period_ns)
+            rate = float(np.median(rates)) if rates else 0.0
+            if abs(rate * 1e9 / found.bytes_per_s - 1) <= NEAR:
+                made.append((near.period_ns, rate * near.period_ns))
+    return made
 
 
 def _accept_length(engine: dict[str, float]) -> Quantity | None:

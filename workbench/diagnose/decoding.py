@@ -5,6 +5,7 @@ over windows of a few steps is that constant where a server decodes most of the 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -37,11 +38,9 @@ def decoding(
     """
     if len(start_ns) < 2 or step_ns <= 0:
         return None
-    interval = float(np.median(end_ns - start_ns))
-    cuts = np.flatnonzero(np.diff(start_ns) > 2 * interval) + 1
     rates: list[float] = []
-    for first, last in zip([0, *cuts], [*cuts, len(start_ns)], strict=True):
-        rates += _rates(start_ns[first:last], end_ns[first:last], value[first:last], WINDOW_STEPS * step_ns)
+    for own in stretches(start_ns, end_ns):
+        rates += window_rates(start_ns[own], end_ns[own], value[own], WINDOW_STEPS * step_ns)
     if not rates:
         return None
     every = np.array(rates)
@@ -52,14 +51,22 @@ def decoding(
     return Decoding(float(np.median(near)) * 1e9, len(near) / len(every), len(every))
 
 
-def _rates(
+def stretches(start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64]) -> list[slice]:
+    """Return the stretches of samples without a gap longer than two of them."""
+    if not len(start_ns):
+        return []
+    cuts = np.flatnonzero(start_ns[1:] - end_ns[:-1] > 2 * np.median(end_ns - start_ns)) + 1
+    return [slice(int(first), int(last)) for first, last in pairwise([0, *cuts, len(start_ns)])]
+
+
+def window_rates(
     start_ns: npt.NDArray[np.int64], end_ns: npt.NDArray[np.int64], value: npt.NDArray[np.float64], length: float
 ) -> list[float]:
-    """Return the mean rate, bytes per ns, of windows of ``length`` ns, a quarter of that apart."""
+    """Return the mean rate, bytes per ns, of windows of ``length`` ns, a sixteenth of that apart."""
     if end_ns[-1] - start_ns[0] < length:
         return []
     sums = np.concatenate([[0.0], np.cumsum(value)])
     edges = np.concatenate([start_ns[:1], end_ns]).astype(np.float64)
-    begins = np.arange(edges[0], edges[-1] - length, length / 4) if edges[-1] - edges[0] > length else edges[:1]
+    begins = np.arange(edges[0], edges[-1] - length, length / 16) if edges[-1] - edges[0] > length else edges[:1]
     moved = np.interp(begins + length, edges, sums) - np.interp(begins, edges, sums)
     return list(moved / length)

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from workbench.trace.bundle import Bundle
-from workbench.trace.bursts import bursts, expected_bursts
+from workbench.trace.bursts import IDLE, NONZERO, bursts, expected_bursts
 from workbench.trace.claims import CLAIMS, FEW, RESIDUAL_NS, Check, Claim, scoped
 from workbench.trace.launch_checks import TRACED_KERNELS
 from workbench.trace.salvage import CUT_KIND, CUT_PROBE
@@ -106,7 +106,13 @@ def _watched(bundle: Bundle, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
     if bundle.manifest.source != "attach":
         return rows
     pauses = max(expected_bursts(bundle.manifest) - 1, 0)
-    return [row | {"gaps": (row["gaps"] or [])[pauses:] if row["spans"] else []} for row in rows]
+    return [row | {"gaps": (row["gaps"] or [])[pauses:] if _is_series(row) else []} for row in rows]
+
+
+def _is_series(row: dict[str, Any]) -> bool:
+    """Return whether samples of a watched server follow on each other: not readings by the way, nor what stands beside
+    merged samples."""
+    return row["spans"] and row["name"] != IDLE and not row["name"].endswith(NONZERO)
 
 
 def _samples(rows: list[dict[str, Any]]) -> Iterator[Check]:

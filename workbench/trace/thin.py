@@ -21,6 +21,7 @@ from workbench.trace.manifest import MANIFEST, Manifest, read_manifest, write_ma
 from workbench.trace.merge_samples import merge_samples
 from workbench.trace.schema import TABLES
 from workbench.trace.seal import file_sha256
+from workbench.trace.thin_bursts import thin_bursts
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -29,23 +30,29 @@ DROPPABLE = ("host", "syncs", "kernels", "counters", "lanes")
 """Tables that a bundle may do without: what rests on them is not said."""
 
 
+BURST_BIN_US = 1000
+"""Length that a watched server's samples are merged to: short against the windows in which decoding is told apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What to keep. ``traced`` and ``sampled``: steps of that pass, per variant, after warm-up. ``lanes``: laned
-    launches of a persistent kernel per variant. ``bin_us``: length that counter samples are merged to, 0: as they are.
-    ``drop``: tables to leave out, of DROPPABLE."""
+    launches of a persistent kernel per variant. ``bin_us``: length that counter samples are merged to, 0: as they are;
+    of a watched server BURST_BIN_US. ``drop``: tables to leave out, of DROPPABLE. ``burst_ms``: of a watched server,
+    how much of one burst of counters stays as it was sampled."""
 
     traced: int = 6
     sampled: int = 8
     lanes: int = 2
     bin_us: int = 0
     drop: tuple[str, ...] = ()
+    burst_ms: int = 100
 
 
 def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     """Write the thinned ``source`` to the new folder ``out`` and return it. Raises InputError where the choice makes no
     sense or ``out`` is not empty."""
-    if min(choice.traced, choice.sampled, choice.lanes, choice.bin_us) < 0:
+    if min(choice.traced, choice.sampled, choice.lanes, choice.bin_us, choice.burst_ms) < 0:
         raise InputError("thin: a number below 0", hint="0 keeps none, or merges nothing")
     if unknown := sorted(set(choice.drop) - set(DROPPABLE)):
         raise InputError(f"--drop {unknown[0]}: cannot be left out", hint=f"one of {', '.join(DROPPABLE)}")
@@ -58,7 +65,10 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
         tables["lanes"] = tables["lanes"].slice(0, 0)
     tables["lanes"] = tables["lanes"].filter(pc.is_in(tables["lanes"]["kernel_id"], tables["kernels"]["kernel_id"]))
     tables["host"] = _without_folders(tables["host"])
-    tables["counters"] = merge_samples(_of_steps(tables["counters"], steps), choice.bin_us * 1000)
+    if "counters" not in choice.drop and source.manifest.source == "attach":
+        tables["counters"] = thin_bursts(source, choice.burst_ms * 1_000_000, _bin_us(source, choice) * 1000)
+    else:
+        tables["counters"] = merge_samples(_of_steps(tables["counters"], steps), choice.bin_us * 1000)
     with BundleWriter.create(out, _manifest(source, choice)) as writer:
         for name, data in tables.items():
             if data.num_rows:
@@ -70,15 +80,24 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     return out
 
 
+def _bin_us(source: Bundle, choice: Choice) -> int:
+    return choice.bin_us or (BURST_BIN_US if source.manifest.source == "attach" else 0)
+
+
 def _manifest(source: Bundle, choice: Choice) -> Manifest:
     old = source.manifest
-    merged = f"counter samples merged to {choice.bin_us} us" if choice.bin_us else "counter samples as they were"
+    bin_us = _bin_us(source, choice)
+    merged = f"counter samples merged to {bin_us} us" if bin_us else "counter samples as they were"
     dropped = f"; left out: {', '.join(choice.drop)}" if choice.drop else ""
-    note = (
-        f"thinned: all clean steps, and of each variant the first {choice.traced} traced and {choice.sampled} sampled "
-        f"steps after warm-up and {choice.lanes} laned launches, with their rows; {merged}{dropped}. The source's "
-        f"manifest ({old.state}) has SHA-256 {file_sha256(source.path / MANIFEST)}"
-    )
+    if old.source == "attach":
+        what = f"{choice.burst_ms} ms of one burst as sampled, of the others {merged}, idle time kept beside them"
+    else:
+        what = (
+            f"all clean steps, and of each variant the first {choice.traced} traced and {choice.sampled} sampled "
+            f"steps after warm-up and {choice.lanes} laned launches, with their rows; {merged}"
+        )
+    digest = file_sha256(source.path / MANIFEST)
+    note = f"thinned: {what}{dropped}. The source's manifest ({old.state}) has SHA-256 {digest}"
     command = [PurePath(part).name if PurePath(part).is_absolute() else part for part in old.command]
     return msgspec.structs.replace(old, notes=[*old.notes, note], command=command)
 
