@@ -228,10 +228,11 @@ def new_state(shape: StepShape, capacity: int, rope: torch.Tensor, device: torch
 class WideBuffers:
     """What a step reads and writes besides weights and caches.
 
-    ``state`` int32 [2 + tokens]: how many, position of the first, ids. ``lanes`` int64 [grid, layers * 7 + 1, 2]
-    %globaltimer ns (phase may start, the CTA's part is done), ``trace`` fp32 [layers, ...]: both empty where the plan
-    has none. ``hidden`` bf16 [tokens, hidden]: before the final norm; ``tapped`` bf16 [tokens, n, hidden]: what the n
-    tapped layers leave, in rising order; ``tap_of`` int32 [layers]: a layer's place there or -1.
+    ``state`` int32 [2 + tokens]: how many, position of the first, ids. ``lanes`` int64 [grid, layers * 7 + 1, 3]:
+    %globaltimer ns when a phase may start, 0 (in the first attention the CTA's SM), and when its part is done;
+    ``trace`` fp32 [layers, ...]; both empty where the plan has none. ``hidden`` bf16 [tokens, hidden]: before the final
+    norm; ``tapped`` bf16 [tokens, n, hidden]: what the n tapped layers leave, in rising order; ``tap_of`` int32
+    [layers]: a layer's place there or -1.
     """
 
     state: torch.Tensor
@@ -265,7 +266,7 @@ def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device, ta
             raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
 
     traced = sum(torch.Size(extents).numel() for extents in traced_extents(shape, plan.tokens).values())
-    lanes = (plan.grid, shape.layers * len(PHASES) + 1, 2) if plan.lanes else (0,)
+    lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
     return WideBuffers(
         state=allocate("state", (2 + plan.tokens,), torch.int32),
         scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),

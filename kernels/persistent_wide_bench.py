@@ -199,7 +199,7 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
     rows = []
     for index, name in enumerate((*names, "head")):
         picked = [layer * len(names) + index for layer in range(1, layers)] if name != "head" else [layers * len(names)]
-        start, done = (lanes[:, picked, edge].double() for edge in range(2))
+        start, done = (lanes[:, picked, edge].double() for edge in (0, 2))
         row: dict[str, Any] = {"phase": name, "work": float((done - start).mean()) / 1e3}
         row["slowest"] = float((done.amax(dim=0) - start.amin(dim=0)).mean()) / 1e3
         if name != "head":

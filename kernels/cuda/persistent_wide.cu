@@ -869,7 +869,14 @@ __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* erro
 
 __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
 #if LANES
-  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 2 + edge] = ptx::globaltimer();
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
+#endif
+}
+
+// Edge 1 is left at 0; in the first layer's attention it says where the CTA runs.
+__device__ __forceinline__ void stamp_sm(u64* lanes) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + kAttention) * 3 + 1] = ptx::smid();
 #endif
 }
 
@@ -1001,12 +1008,13 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         });
       }
     }
-    stamp(lanes, record + kQkv, 1);
+    stamp(lanes, record + kQkv, 2);
     grid_barrier(sh, sync, error, passed);
     if (HOLD && threadIdx.x == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
 
     // --- attention ---
     stamp(lanes, record + kAttention, 0);
+    if (layer == 0) stamp_sm(lanes);
     {
       const Parts parts{sh.scratch};
 #if TRACE
@@ -1127,7 +1135,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         }
       }
     }
-    stamp(lanes, record + kAttention, 1);
+    stamp(lanes, record + kAttention, 2);
     grid_barrier(sh, sync, error, passed);
 
     // --- output projection ---
@@ -1161,7 +1169,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         });
       }
     }
-    stamp(lanes, record + kOut, 1);
+    stamp(lanes, record + kOut, 2);
     grid_barrier(sh, sync, error, passed);
 
     // --- mix: residual, MLP norm, the router's share ---
@@ -1179,7 +1187,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
               if (TRACE) trace_mid[token * HIDDEN + at] = x;
             });
     }
-    stamp(lanes, record + kMix, 1);
+    stamp(lanes, record + kMix, 2);
     grid_barrier(sh, sync, error, passed);
 
     // --- router and gate-up ---
@@ -1212,7 +1220,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const u16* biases = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
       consume_experts<kHiddenUnits, kGateUpTiles>(ring, sh, GateUp{sh, parts.scaled(), biases, parts.inter(), {}, {}});
     }
-    stamp(lanes, record + kGateUp, 1);
+    stamp(lanes, record + kGateUp, 2);
     grid_barrier(sh, sync, error, passed);
 
     // --- down ---
@@ -1233,7 +1241,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const u16* biases = down_bias + (u64)layer * EXPERTS * HIDDEN;
       consume_experts<kInterUnits, kOutTiles>(ring, sh, Down{sh, parts.inter(), biases, parts.down_parts(), {}});
     }
-    stamp(lanes, record + kDown, 1);
+    stamp(lanes, record + kDown, 2);
     grid_barrier(sh, sync, error, passed);
 
     // --- mix: residual, the next layer's attention norm or the last one ---
@@ -1258,7 +1266,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
               if (layer + 1 == LAYERS) hidden[token * HIDDEN + at] = ptx::to_bf16(x);
             });
     }
-    stamp(lanes, record + kAdd, 1);
+    stamp(lanes, record + kAdd, 2);
     grid_barrier(sh, sync, error, passed);
   }
 
@@ -1285,7 +1293,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           }
         }
       });
-  stamp(lanes, LAYERS * kPhases, 1);
+  stamp(lanes, LAYERS * kPhases, 2);
   auto join = [&](int width) {  // over `width` neighbouring lanes
     for (int mask = width / 2; mask > 0; mask >>= 1) {
       const float other = __shfl_xor_sync(0xffffffffu, top, mask);

@@ -130,13 +130,11 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
         run.miss(variant.name, Missing("lanes", what, why, fix=f"set {why.split()[0]}"))
         return
     from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
+    from workbench.decode.rungs.persistent_wide import WideForward
 
     forward = pipeline.engine.forward
-    if not isinstance(forward, PersistentForward):
-        why, fix = "faults are planted around the kernel", "engine.faults = []"
-        if variant.drafter.width > 1:
-            why, fix = "the kernel of several tokens is run without stamps", "drafter.kind = 'none'"
-        run.miss(variant.name, Missing("lanes", what, why, fix=fix))
+    if not isinstance(forward, (PersistentForward, WideForward)):
+        run.miss(variant.name, Missing("lanes", what, "faults are planted around the kernel", fix="engine.faults = []"))
         return
     try:
         laned = guarded("lanes: compile", forward.laned, START_SECONDS)
@@ -158,15 +156,17 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
 
 
 def lane_source(forward: Any) -> LaneSource:
-    """Return how the stamps of a laned ``PersistentForward`` are read and named."""
-    from workbench.kernels.persistent import PHASES
+    """Return how the stamps of a laned ``PersistentForward`` or ``WideForward`` are read and named."""
+    from workbench.decode.rungs.persistent_wide import WideForward
+    from workbench.kernels import persistent, persistent_wide
 
     engine = forward.engine
-    attention = PHASES.index("attention")
+    phases = persistent_wide.PHASES if isinstance(forward, WideForward) else persistent.PHASES
+    attention = phases.index("attention")
     kernel = engine.kernel
     return LaneSource(
         kernel=kernel.cubin.kernel,
-        tasks=[*PHASES * engine.shape.layers, "head"],
+        tasks=[*phases * engine.shape.layers, "head"],
         read=lambda: engine.buffers.lanes.cpu().numpy(),
         sms=lambda stamps: stamps[:, attention, 1],
         facts={

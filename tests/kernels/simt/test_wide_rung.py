@@ -4,6 +4,7 @@ import ctypes
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import nvrtc, persistent_wide
+from workbench.run.passes import lane_source
 
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 CPU = torch.device("cpu")
@@ -52,6 +54,9 @@ def on_the_cpu(build_kernel: Build, monkeypatch: pytest.MonkeyPatch) -> None:
             self.capacity = persistent_wide.check_shared(shape, shared, CPU)
             self.buffers = persistent_wide.make_wide_buffers(shape, plan, CPU, taps)
             macros = persistent_wide.macros(shape, plan)
+            self.kernel = SimpleNamespace(
+                cubin=SimpleNamespace(kernel="k", smem_bytes=0), registers=1, local_bytes=0, smem_bytes=0
+            )
             self._library = build_kernel("persistent_wide.cu", "decode_step_wide.cpp", macros)
             arguments = persistent_wide.wide_arguments(weights, shared, self.buffers, self.capacity)
             self._words = (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
@@ -59,8 +64,8 @@ def on_the_cpu(build_kernel: Build, monkeypatch: pytest.MonkeyPatch) -> None:
         def step(self) -> None:
             assert self._library.run_step(self._words, next(seeds)) == 0, "the step deadlocked"
 
-    def plan(shape: Any, tokens: int, grid: int, *, lanes: bool = False) -> persistent_wide.WidePlan:
-        made = persistent_wide.make_wide_plan(shape, tokens, 3, warps=4, stages=4, lanes=lanes)
+    def plan(shape: Any, tokens: int, grid: int) -> persistent_wide.WidePlan:
+        made = persistent_wide.make_wide_plan(shape, tokens, 3, warps=4, stages=4)
         return dataclasses.replace(made, split_positions=16)
 
     monkeypatch.setattr(rung, "WideEngine", CpuEngine)
@@ -137,6 +142,17 @@ def test_the_loop_writes_the_eager_text(on_the_cpu: None) -> None:
         assert len(steps) < count - 1
         assert any(step.accepted for step in steps)
         assert any(step.accepted < step.drafted for step in steps)
+
+
+def test_a_laned_forward_stamps_every_phase(on_the_cpu: None) -> None:
+    target, packed, _ = build()
+    forward = rung.wide_forward(target, packed, CAPACITY, 2).laned()
+    forward.prefill(torch.tensor([[5, 7]]))
+    source = lane_source(forward)
+    stamps = source.read()
+    assert stamps.shape == (3, len(source.tasks), 3)
+    assert (stamps[:, :, 2] > stamps[:, :, 0]).all()
+    assert source.sms(stamps).tolist() == [0, 1, 2]
 
 
 def test_a_step_that_went_wrong_is_refused(on_the_cpu: None) -> None:

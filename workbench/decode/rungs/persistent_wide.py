@@ -6,8 +6,9 @@ and the decision on the device are those of every other rung. Hidden states and 
 every drafter can read them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,6 @@ from workbench.kernels.persistent_shape import rope_table
 from workbench.kernels.persistent_wide import (
     FLAGS_AT,
     MAX_TOKENS,
-    SharedState,
     WideEngine,
     WidePlan,
     compile_wide,
@@ -67,34 +67,50 @@ class WideStep:
         widths: Sequence[int],
         *,
         decide: bool = True,
-        lanes: bool = False,
     ) -> None:
         """``capacity``: positions, those that padding touches included. ``decide``: verify greedily behind the launch,
-        by the tokens it chose. ``lanes``: the kernel stamps its phases.
+        by the tokens it chose.
 
         Raises InputError for a model or a width that the kernel does not take, UnfitError without a GPU of compute
         capability 9, without NVRTC, or where memory does not suffice. Compiles before it packs the weights.
         """
-        spec, shape, device = target.spec, step_shape(target.spec), target.device
+        spec, device = target.spec, target.device
+        self._shape, self._capacity, self._device = step_shape(spec), capacity, device
         check_width(spec, max(widths))
         grid = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else CARD_SMS
-        self.plans: dict[int, WidePlan] = {
-            width: make_wide_plan(shape, width, grid, lanes=lanes) for width in sorted(set(widths))
-        }
-        for plan in dict.fromkeys(self.plans.values()):
-            compile_wide(shape, plan)
-        weights = step_weights(target, packed, shape)
-        self._shared: SharedState = new_state(
-            shape, capacity, rope_table(capacity, shape.head_dim, spec.rope_theta, device), device
-        )
-        self._dtype, self._decide = target.dtype, decide
-        self._flags = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._seen = self._flags.numpy()
+        plans = {width: make_wide_plan(self._shape, width, grid) for width in sorted(set(widths))}
+        self._compile(plans)
+        self._rope = rope_table(capacity, self._shape.head_dim, spec.rope_theta, device)
+        self._weights = step_weights(target, packed, self._shape)
+        self._dtype, self._decide, self._taps = target.dtype, decide, tuple(target.taps)
+        self._take(plans)
+
+    def _compile(self, plans: Mapping[int, WidePlan]) -> None:
+        for plan in dict.fromkeys(plans.values()):
+            compile_wide(self._shape, plan)
+
+    def _take(self, plans: Mapping[int, WidePlan]) -> None:
+        """Run by ``plans``, over a cache of its own."""
+        self._shared = new_state(self._shape, self._capacity, self._rope, self._device)
         self._engines = {
-            width: WideEngine(shape, weights, self._shared, plan, target.taps) for width, plan in self.plans.items()
+            width: WideEngine(self._shape, self._weights, self._shared, plan, self._taps)
+            for width, plan in plans.items()
         }
         for width, engine in self._engines.items():
             engine.buffers.state[0] = width
+        self._flags = torch.zeros(1, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        self._seen = self._flags.numpy()
+
+    def laned(self) -> "WideStep":
+        """Return a step over the same weights whose kernels stamp their phases, with a cache of its own.
+
+        Raises UnfitError where its buffers do not fit.
+        """
+        other = copy(self)
+        plans = {width: replace(engine.plan, lanes=True) for width, engine in self._engines.items()}
+        other._compile(plans)
+        other._take(plans)
+        return other
 
     @property
     def engines(self) -> dict[int, WideEngine]:
@@ -145,6 +161,24 @@ class WideForward(StaticForward[WideState]):
     ) -> None:
         super().__init__(step, device=device, capacity=capacity, widths=widths, capture=capture, decide=False)
         self.step = step
+
+    @property
+    def engine(self) -> WideEngine:
+        """The kernel of the widest step, and its buffers."""
+        return self.step.engines[self._widths[-1]]
+
+    def laned(self) -> "WideForward":
+        """Return a forward over the same weights whose kernel stamps its phases, with a cache of its own.
+
+        Raises UnfitError where its buffers do not fit.
+        """
+        return WideForward(
+            self.step.laned(),
+            device=self.device,
+            capacity=self._capacity,
+            widths=self._widths,
+            capture=self.device.type == "cuda",
+        )
 
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt in pieces of the widest step, and wait for them."""
