@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from workbench.decode.clock import CudaClock
 from workbench.decode.engine import Engine, SequenceRecord
 from workbench.decode.pipeline import Pipeline
+from workbench.decode.rungs.forward import Forward
 from workbench.decode.rungs.plan import PLANS
 from workbench.engines.trace_probe import EngineTraceProbe
 from workbench.probes.host import HostProbe
@@ -137,7 +138,8 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
         run.miss(variant.name, Missing("lanes", what, "faults are planted around the kernel", fix="engine.faults = []"))
         return
     try:
-        laned = guarded("lanes: compile", forward.laned, START_SECONDS)
+        compile_laned: Callable[[], Forward] = forward.laned
+        laned = guarded("lanes: compile", compile_laned, START_SECONDS)
     except ProbeError as error:
         run.miss(variant.name, failure("lanes", error))
         return
