@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 from tokenizers import Tokenizer
 
+from workbench.decode.dflash import DFlashModel
 from workbench.decode.drafters.dflash import DFlashDrafter
 from workbench.decode.drafters.mtp import MtpDrafter
 from workbench.decode.drafters.ngram import NGramDrafter
 from workbench.decode.drafters.none import NoDrafter
 from workbench.decode.drafters.protocol import Drafter
 from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
-from workbench.decode.drafters.static_dflash import StaticDFlashDrafter
-from workbench.decode.drafters.static_mtp import StaticMtpDrafter
+from workbench.decode.drafters.static_dflash import DFlashForm, PlainDFlash, StaticDFlashDrafter
+from workbench.decode.drafters.static_mtp import MtpForm, PlainMtp, StaticMtpDrafter
 from workbench.decode.engine import Engine, SamplingRule
 from workbench.decode.model import Target
+from workbench.decode.mtp import MtpHead
 from workbench.decode.precision import Policy, load_policy
 from workbench.decode.prompts import read_prompts
 from workbench.decode.rungs.build import build_rung, drafter_target
@@ -126,8 +128,6 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
     settings, mtp = variant.drafter, weights.mtp
     target: Target = drafter_target(variant, weights.target)
     plan = PLANS[variant.engine.rung]
-    # Where the target is captured its drafter is too: in plain launches it would take longer than what it saves.
-    fixed, capture = plan.graph or plan.persistent, target.device.type == "cuda"
     match settings.kind:
         case "none":
             return NoDrafter()
@@ -138,11 +138,9 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
         case "mtp":
             if mtp is None:
                 raise InputError(f"{where}: drafter.kind: 'mtp' needs trained weights", hint="use kind = 'simulated'")
-            if not fixed:
+            if not (plan.graph or plan.persistent):
                 return MtpDrafter(target, mtp, depth=settings.depth, capacity=capacity)
-            return StaticMtpDrafter(
-                target, mtp, depth=settings.depth, capacity=capacity, temperature=_temperature(variant), capture=capture
-            )
+            return _static_mtp(variant, target, mtp, capacity)
         case "dflash":
             if variant.model.weights != "trained":
                 raise InputError(
@@ -150,16 +148,35 @@ def _drafter(variant: Variant, weights: Held, capacity: int, where: str) -> Draf
                 )
             model = load_dflash(target.spec, shipped_folder(), device=target.device, dtype=target.dtype)
             stuck = "block-positions" in variant.engine.faults
-            if not fixed:
+            if not (plan.graph or plan.persistent):
                 return DFlashDrafter(target, model, depth=settings.depth, stuck_positions=stuck)
-            return StaticDFlashDrafter(
-                target,
-                model,
-                depth=settings.depth,
-                stuck_positions=stuck,
-                temperature=_temperature(variant),
-                capture=capture,
-            )
+            return _static_dflash(variant, target, model, stuck)
+
+
+def _static_mtp(variant: Variant, target: Target, head: MtpHead, capacity: int) -> StaticMtpDrafter:
+    """Return the drafter for a target that is captured: in plain launches it would take longer than what it saves."""
+    depth, capture = variant.drafter.depth, target.device.type == "cuda"
+    form: MtpForm
+    if PLANS[variant.engine.rung].kernels:
+        from workbench.decode.rungs.fused_drafters import FusedMtp, drafter_cut  # needs triton
+
+        form = FusedMtp(target, head, capacity + depth, drafter_cut(target.device))
+    else:
+        form = PlainMtp(target, head, capacity + depth)
+    return StaticMtpDrafter(target, form, depth=depth, temperature=_temperature(variant), capture=capture)
+
+
+def _static_dflash(variant: Variant, target: Target, model: DFlashModel, stuck: bool) -> StaticDFlashDrafter:
+    """As :func:`_static_mtp`."""
+    depth, capture = variant.drafter.depth, target.device.type == "cuda"
+    form: DFlashForm
+    if PLANS[variant.engine.rung].kernels:
+        from workbench.decode.rungs.fused_drafters import FusedDFlash, drafter_cut  # needs triton
+
+        form = FusedDFlash(target, model, drafter_cut(target.device), stuck_positions=stuck)
+    else:
+        form = PlainDFlash(target, model, stuck_positions=stuck)
+    return StaticDFlashDrafter(target, model, form, depth=depth, temperature=_temperature(variant), capture=capture)
 
 
 def _temperature(variant: Variant) -> float:

@@ -13,8 +13,8 @@ from workbench.decode.dflash import DFlashModel
 from workbench.decode.drafters.dflash import DFlashDrafter
 from workbench.decode.drafters.mtp import MtpDrafter
 from workbench.decode.drafters.protocol import Drafter, TargetFeatures
-from workbench.decode.drafters.static_dflash import StaticDFlashDrafter
-from workbench.decode.drafters.static_mtp import StaticMtpDrafter
+from workbench.decode.drafters.static_dflash import PlainDFlash, StaticDFlashDrafter
+from workbench.decode.drafters.static_mtp import PlainMtp, StaticMtpDrafter
 from workbench.decode.model import Target
 from workbench.decode.mtp import MtpHead
 from workbench.errors import InputError
@@ -62,13 +62,20 @@ def make(target: Target, tiny_mtp: Callable[..., MtpHead], tiny_dflash: Callable
         if kind == "mtp":
             return (
                 MtpDrafter(target, head, depth=depth, capacity=LENGTH),
-                StaticMtpDrafter(target, head, depth=depth, capacity=LENGTH, temperature=temperature, capture=False),
+                StaticMtpDrafter(
+                    target, PlainMtp(target, head, LENGTH + depth), depth=depth, temperature=temperature, capture=False
+                ),
             )
         stuck = kind == "dflash-stuck"
         return (
             DFlashDrafter(target, model, depth=depth, stuck_positions=stuck),
             StaticDFlashDrafter(
-                target, model, depth=depth, stuck_positions=stuck, temperature=temperature, capture=False
+                target,
+                model,
+                PlainDFlash(target, model, stuck_positions=stuck),
+                depth=depth,
+                temperature=temperature,
+                capture=False,
             ),
         )
 
@@ -111,7 +118,8 @@ def test_a_block_past_the_model_s_positions_is_not_proposed(
     tiny_target: Callable[..., Target], tiny_dflash: Callable[..., DFlashModel]
 ) -> None:
     target = tiny_target(0, max_positions=12)
-    drafter = StaticDFlashDrafter(target, tiny_dflash(target), depth=1, capture=False)
+    model = tiny_dflash(target)
+    drafter = StaticDFlashDrafter(target, model, PlainDFlash(target, model), depth=1, capture=False)
     for length, drafts in ((8, 1), (9, 0)):
         drafter.reset()
         drafter.observe(torch.arange(length + 1), TargetFeatures(torch.zeros(length, 32), torch.zeros(length, 2, 32)))
@@ -153,11 +161,10 @@ def test_a_captured_drafter_drafts_the_same(
     def build(capture: bool) -> Drafter:
         if kind == "mtp":
             head = tiny_mtp(target).to(cuda)
-            return StaticMtpDrafter(
-                target, head, depth=DEPTH, capacity=LENGTH, temperature=temperature, capture=capture
-            )
+            form = PlainMtp(target, head, LENGTH + DEPTH)
+            return StaticMtpDrafter(target, form, depth=DEPTH, temperature=temperature, capture=capture)
         model = tiny_dflash(target).to(cuda)
-        return StaticDFlashDrafter(target, model, temperature=temperature, capture=capture)
+        return StaticDFlashDrafter(target, model, PlainDFlash(target, model), temperature=temperature, capture=capture)
 
     drafted: list[list[list[int]]] = []
     for capture in (False, True):

@@ -1,5 +1,7 @@
 """The MTP drafter in fixed shapes: buffers that stay where they are, positions on the device, CUDA graphs."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -12,32 +14,70 @@ from workbench.decode.sampling import first_arrival, probabilities
 from workbench.errors import InputError
 
 
-class StaticMtpDrafter:
-    """Drafts what ``MtpDrafter`` drafts: one graph for each number of newly committed rows, one for the chain.
+class MtpForm(Protocol):
+    """How a pass of the head is computed, and the model's head behind it. It owns the cache."""
 
-    Attention reads the whole cache under a mask. A proposal's tensors are overwritten by the next one.
-    """
+    def run(self, state: Tensor, tokens: Tensor, rows: Tensor, ahead: int) -> Tensor:
+        """Return the states [T, hidden] of ``state`` [T, hidden] and ``tokens`` [T], rows ``rows`` + ``ahead`` onwards.
 
-    name = "mtp"
+        ``rows`` int32 [1] is on the device.
+        """
 
-    @torch.no_grad()
-    def __init__(
-        self, target: Target, head: MtpHead, *, depth: int, capacity: int, temperature: float = 0.0, capture: bool
-    ) -> None:
-        """``depth``, ``capacity``: as of ``MtpDrafter``. ``temperature``: what the chain is drawn at."""
-        if depth < 1:
-            raise InputError(f"mtp: depth={depth} must be positive")
-        self.max_draft = depth
-        self._target, self._head, self._temperature = target, head, temperature
-        device, dtype, shape = target.device, target.dtype, head.attention.shape
-        slots, widest = capacity + depth, depth + 1
+    def logits(self, state: Tensor) -> Tensor:
+        """Return float32 [1, V] of ``state`` [1, hidden]."""
+
+    def choose(self, state: Tensor) -> Tensor:
+        """Return the most likely token, an integer [1]."""
+
+
+class PlainMtp:
+    """The head in plain torch; attention reads the whole cache of ``slots`` rows under a mask."""
+
+    def __init__(self, target: Target, head: MtpHead, slots: int) -> None:
+        shape, device, dtype = head.attention.shape, target.device, target.dtype
+        self._target, self._head = target, head
         self._cache = LayerCache(
             torch.zeros(1, shape.kv_heads, slots, shape.qk_dim, device=device, dtype=dtype),
             torch.zeros(1, shape.kv_heads, slots, shape.v_dim, device=device, dtype=dtype),
         )
         self._rope = target.rope[:, :slots]
         self._columns = torch.arange(slots, device=device)
-        self._rows = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def run(self, state: Tensor, tokens: Tensor, rows: Tensor, ahead: int) -> Tensor:
+        """Run the head."""
+        positions = self._columns[ahead : ahead + len(tokens)] + rows
+        seen = self._columns <= positions[:, None]
+        if (window := self._head.attention.window) is not None:
+            seen &= self._columns > positions[:, None] - window
+        rope, token = self._rope.index_select(1, positions), self._target.embed(tokens)
+        return self._head.fixed(state[None], token[None], rope, self._cache, positions, seen)[0]
+
+    def logits(self, state: Tensor) -> Tensor:
+        """Run norm and head."""
+        return self._target.logits(state)
+
+    def choose(self, state: Tensor) -> Tensor:
+        """Run norm, head and argmax."""
+        return self._target.logits(state).argmax(-1)
+
+
+class StaticMtpDrafter:
+    """Drafts what ``MtpDrafter`` drafts: one graph for each number of newly committed rows, one for the chain.
+
+    A proposal's tensors are overwritten by the next one.
+    """
+
+    name = "mtp"
+
+    @torch.no_grad()
+    def __init__(self, target: Target, form: MtpForm, *, depth: int, temperature: float = 0.0, capture: bool) -> None:
+        """``depth``: as of ``MtpDrafter``. ``temperature``: what the chain is drawn at. ``capture``: replay graphs."""
+        if depth < 1:
+            raise InputError(f"mtp: depth={depth} must be positive")
+        self.max_draft = depth
+        self._form, self._temperature = form, temperature
+        device, dtype, widest = target.device, target.dtype, depth + 1
+        self._rows = torch.zeros(1, dtype=torch.int32, device=device)
         self._hidden = torch.zeros(widest, target.spec.hidden, device=device, dtype=dtype)
         self._tokens = torch.zeros(widest, dtype=torch.int64, device=device)
         self._state = torch.zeros(1, target.spec.hidden, device=device, dtype=dtype)
@@ -88,8 +128,7 @@ class StaticMtpDrafter:
 
     def _observing(self, count: int) -> Work:
         def observe() -> None:
-            positions = self._rows + self._columns[:count]
-            states = self._run(self._hidden[:count], self._target.embed(self._tokens[:count]), positions)
+            states = self._form.run(self._hidden[:count], self._tokens[:count], self._rows, 0)
             self._state.copy_(states[-1:])
             self._rows.add_(count)
 
@@ -98,20 +137,12 @@ class StaticMtpDrafter:
     def _chain(self) -> None:
         state, drafts, probs = self._state, self._proposal.tokens, self._proposal.probs
         for step in range(self.max_draft):
-            logits = self._target.logits(state)
             if probs is None or self._race is None:
-                token = logits.argmax(-1)
+                token = self._form.choose(state)
             else:
-                row = probabilities(logits, self._temperature)
+                row = probabilities(self._form.logits(state), self._temperature)
                 probs[step : step + 1].copy_(row)
                 token = first_arrival(row, self._race[step : step + 1])
             drafts[step : step + 1].copy_(token)
             if step + 1 < self.max_draft:
-                state = self._run(state, self._target.embed(token), self._rows + step)
-
-    def _run(self, state: Tensor, token: Tensor, positions: Tensor) -> Tensor:
-        seen = self._columns <= positions[:, None]
-        if (window := self._head.attention.window) is not None:
-            seen &= self._columns > positions[:, None] - window
-        rope = self._rope.index_select(1, positions)
-        return self._head.fixed(state[None], token[None], rope, self._cache, positions, seen)[0]
+                state = self._form.run(state, token, self._rows, step)

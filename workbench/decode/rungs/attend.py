@@ -43,7 +43,10 @@ class Attend(Protocol):
 
 @dataclass(slots=True)
 class GqaAttend:
-    """Three launches: the QKV product, rotation with the cache write, attention."""
+    """Three launches: the QKV product, rotation with the cache write, attention.
+
+    Not ``causal``: a draft block's tokens see each other.
+    """
 
     attention: Attention
     qkv: Product
@@ -51,6 +54,7 @@ class GqaAttend:
     keys: Tensor
     values: Tensor
     settings: AttendSettings
+    causal: bool = True
 
     def __call__(self, normed: Tensor, kv_len: Tensor, workspace: Workspace) -> Tensor:
         """Run the layer's attention."""
@@ -78,6 +82,7 @@ class GqaAttend:
             kv_len,
             scale=shape.qk_dim**-0.5,
             window=self.attention.window,
+            causal=self.causal,
             sinks=None if self.attention.sinks is None else self.attention.sinks.detach(),
             workspace=workspace,
             config=self._unsplit(q) if settings.low_split else None,
