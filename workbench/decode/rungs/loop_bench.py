@@ -32,6 +32,7 @@ from workbench.decode.rungs.forward import Forward
 from workbench.decode.rungs.store import WeightStore
 from workbench.errors import InputError, UnfitError
 from workbench.kernels.budget import Budget, save
+from workbench.kernels.persistent import PersistentEngine
 from workbench.scenario import Variant, parse_scenario
 
 WARMUP = 8
@@ -61,6 +62,10 @@ CASES = (
     Case("nano dflash-7", 'preset = "nano"\nrung = "splitk"\ndrafter = { kind = "dflash", depth = 7 }'),
     Case("nano ngram-4", 'preset = "nano"\nrung = "splitk"\ndrafter = { kind = "ngram", depth = 4, order = 3 }'),
     Case("nano graph mtp-3", 'preset = "nano"\nrung = "graph"\ndrafter = { kind = "mtp", depth = 3 }'),
+    Case(
+        "gpt-oss-20b persistent-4",
+        'preset = "gpt-oss-20b"\nrung = "persistent"\ndrafter = { kind = "simulated", depth = 3, accept_length = 2.5 }',
+    ),
 )
 
 
@@ -250,8 +255,8 @@ def _middle(values: Sequence[float]) -> float:
 
 def _kernel_us(forward: Forward) -> float | None:
     """Return the persistent kernel's time, launched back to back from where the sequence ended."""
-    engine: Any = getattr(forward, "engine", None)
-    if engine is None:
+    engine = getattr(forward, "engine", None)
+    if not isinstance(engine, PersistentEngine):
         return None
     first = forward.length - LAUNCHES
     engine.start(0, first)
