@@ -29,9 +29,13 @@ class TopFinding:
 
 def top_findings(diagnosis: Diagnosis, variant: VariantSummary) -> tuple[TopFinding, ...]:
     """Return the findings of ``variant`` that would give most back."""
-    place = diagnosis.variants.index(variant)
+    return top_of(variant.findings, diagnosis.variants.index(variant))
+
+
+def top_of(findings: Sequence[Finding], place: int = 0) -> tuple[TopFinding, ...]:
+    """Return those of ``findings`` that would give most back. ``place``: that of their variant in the page."""
     found: list[TopFinding] = []
-    for number, one in enumerate(variant.findings):
+    for number, one in enumerate(findings):
         if one.recoverable is not None and one.recoverable.value > 0 and len(found) < TOP:
             gain, tag = gain_text(one.recoverable), one.recoverable.tag
             found.append(TopFinding(_anchor(place, number), visible(one.title), gain, tag, visible(one.sentence, TEXT)))
@@ -40,8 +44,12 @@ def top_findings(diagnosis: Diagnosis, variant: VariantSummary) -> tuple[TopFind
 
 def finding_blocks(diagnosis: Diagnosis, variant: VariantSummary) -> tuple[FindingBlock, ...]:
     """Return every finding of ``variant`` in its order."""
-    place = diagnosis.variants.index(variant)
-    return tuple(_block(_anchor(place, number), one) for number, one in enumerate(variant.findings))
+    return blocks_of(variant.findings, diagnosis.variants.index(variant))
+
+
+def blocks_of(findings: Sequence[Finding], place: int = 0) -> tuple[FindingBlock, ...]:
+    """Return ``findings`` as blocks. ``place``: that of their variant in the page."""
+    return tuple(_block(_anchor(place, number), one) for number, one in enumerate(findings))
 
 
 def gain_text(gain: Quantity) -> str:

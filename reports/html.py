@@ -19,7 +19,8 @@ from workbench import __version__
 from workbench.comparison.compare import RunComparison
 from workbench.diagnose.summary import Diagnosis, diagnose
 from workbench.errors import InputError
-from workbench.reports import compare_page, ingested_figures, ingested_page, page, palette, step_figure
+from workbench.reports import attached_page, compare_page, ingested_figures, ingested_page, page, palette, step_figure
+from workbench.reports.attached_page import is_attached
 from workbench.reports.blocks import Section, figure_blocks
 from workbench.reports.finding_blocks import TopFinding
 from workbench.reports.ingested_page import is_ingested
@@ -72,6 +73,20 @@ def render_ingested_html(bundle: Bundle) -> str:
     return render(document, bundle.manifest.created)
 
 
+def render_attached_html(bundle: Bundle) -> str:
+    """Return the report on a server that was watched from outside as one HTML document."""
+    watched = attached_page.gather(bundle)
+    document = Document(
+        attached_page.title(watched),
+        attached_page.answer(watched),
+        attached_page.warnings(watched),
+        attached_page.sections(watched),
+        step_figure.COLOURS,
+        attached_page.top(watched),
+    )
+    return render(document, bundle.manifest.created)
+
+
 def render(document: Document, created: str) -> str:
     """Return ``document`` as one HTML page. ``created``: when what it is about was made."""
     from markupsafe import Markup
@@ -106,7 +121,12 @@ def write_html(bundle: Bundle, path: str | Path) -> Path:
 
     Raises UnfitError where no variant of a run has a measured step, InputError where ``path`` cannot be written.
     """
-    text = render_ingested_html(bundle) if is_ingested(bundle) else render_html(bundle, diagnose(bundle))
+    if is_attached(bundle):
+        text = render_attached_html(bundle)
+    elif is_ingested(bundle):
+        text = render_ingested_html(bundle)
+    else:
+        text = render_html(bundle, diagnose(bundle))
     return _write(text, Path(path))
 
 

@@ -11,6 +11,7 @@ from workbench.reports import ingested_figures, ingested_tables, quality_tables
 from workbench.reports.blocks import Block, FigureBlock, Section, TableBlock, TextBlock
 from workbench.reports.labels import visible
 from workbench.trace.bundle import Bundle
+from workbench.trace.validity import Verdict
 
 FIRST_KERNELS = 15
 MAX_KERNELS = 300
@@ -56,24 +57,35 @@ def answer(trace: Trace) -> str:
 
 
 def warnings(trace: Trace) -> tuple[str, ...]:
-    """Return what a reader must know before any number: errors and warnings of the verdict, and the bundle's state."""
-    manifest = trace.bundle.manifest
+    """Return what a reader must know before any number."""
+    return warnings_of(trace.bundle, trace.overview.verdict)
+
+
+def warnings_of(bundle: Bundle, verdict: Verdict) -> tuple[str, ...]:
+    """Return errors and warnings of the verdict, and the bundle's state."""
+    manifest = bundle.manifest
     found = []
     if manifest.state not in ("sealed", "open"):
         found.append(f"The bundle is {manifest.state}: {visible(manifest.failure, 400) or 'rows may be missing'}.")
-    severe = [check for check in trace.overview.verdict.checks if check.severity != "info"]
+    severe = [check for check in verdict.checks if check.severity != "info"]
     found += [f"{check.severity}: {visible(check.message, 400)}" for check in severe]
     return tuple(found)
 
 
 def sections(trace: Trace) -> tuple[Section, ...]:
     """Return the sections of the page in reading order; those with nothing to say are left out."""
-    made = (_verdict, _busy, _steps, _gaps, _kernels, _floor, _limits, _quality, _environment)
-    return tuple(section for section in (make(trace) for make in made) if section is not None)
+    made = (
+        verdict_section(trace.overview.verdict),
+        *(make(trace) for make in (_busy, _steps, _gaps, _kernels, _floor)),
+        limits_section(trace.bundle, "What the trace does not hold"),
+        quality_section(trace.bundle),
+        environment_section(trace.bundle, "ingest"),
+    )
+    return tuple(section for section in made if section is not None)
 
 
-def _verdict(trace: Trace) -> Section:
-    verdict = trace.overview.verdict
+def verdict_section(verdict: Verdict) -> Section:
+    """Return what is wrong, and what is not said because of it."""
     blocks: list[Block] = []
     if verdict.checks:
         blocks.append(TableBlock(ingested_tables.verdict_table(verdict)))
@@ -154,17 +166,19 @@ def _floor(trace: Trace) -> Section | None:
     return Section("floor", "Floor", "", (TableBlock(ingested_tables.floor_table(floor, trace.overview.steps)),))
 
 
-def _limits(trace: Trace) -> Section:
-    found = limits(trace.bundle)
+def limits_section(bundle: Bundle, title: str) -> Section:
+    """Return what could not be measured."""
+    found = limits(bundle)
     blocks: tuple[Block, ...] = (
-        (TableBlock(quality_tables.limits_table(found)),) if found else (TextBlock("The trace states no limit."),)
+        (TableBlock(quality_tables.limits_table(found)),) if found else (TextBlock("No limit is stated."),)
     )
-    return Section("limits", "What the trace does not hold", "", blocks)
+    return Section("limits", title, "", blocks)
 
 
-def _quality(trace: Trace) -> Section:
-    manifest = trace.bundle.manifest
-    losses = trace.bundle.table("losses").to_pylist()
+def quality_section(bundle: Bundle) -> Section:
+    """Return the bundle's state, what was lost, how clocks were brought together, and rows by table."""
+    manifest = bundle.manifest
+    losses = bundle.table("losses").to_pylist()
     blocks: list[Block] = [TextBlock(f"Bundle: {manifest.state}. Schema version {manifest.schema_version}.")]
     blocks.append(TableBlock(quality_tables.losses_table(losses)) if losses else TextBlock("No record was lost."))
     if manifest.clock.sources:
@@ -173,13 +187,14 @@ def _quality(trace: Trace) -> Section:
     return Section("quality", "Data quality", "", tuple(blocks))
 
 
-def _environment(trace: Trace) -> Section:
-    manifest = trace.bundle.manifest
+def environment_section(bundle: Bundle, verb: str) -> Section:
+    """Return the command, device and environment. ``verb``: what wrote the bundle."""
+    manifest = bundle.manifest
     run = {
-        "ingest": {"command": " ".join(manifest.command), "created (UTC)": manifest.created},
+        verb: {"command": " ".join(manifest.command), "created (UTC)": manifest.created},
         "trace": manifest.scenario,
         "device": manifest.device,
     }
-    env = {row["key"]: row["value"] for row in trace.bundle.table("env").to_pylist()}
+    env = {row["key"]: row["value"] for row in bundle.table("env").to_pylist()}
     table = quality_tables.facts_table("Where it was traced and read.", run, manifest.environment, env)
     return Section("environment", "Environment", "", (TableBlock(table, "Environment"),))

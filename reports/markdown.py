@@ -4,12 +4,13 @@ Of an ingested trace the whole page, since its tables are short.
 """
 
 import re
+from collections.abc import Sequence
 
 from workbench.diagnose.headline import fastest, headline
 from workbench.diagnose.speculation import break_even
 from workbench.diagnose.summary import Diagnosis, VariantSummary
-from workbench.reports import ingested_page, tables
-from workbench.reports.blocks import TableBlock, TextBlock
+from workbench.reports import attached_page, ingested_page, tables
+from workbench.reports.blocks import FindingBlock, Section, TableBlock, TextBlock
 from workbench.reports.finding_blocks import gain_text, top_findings
 from workbench.reports.labels import visible
 from workbench.reports.ladder_tables import ladder_table
@@ -59,14 +60,28 @@ def _findings(variant: VariantSummary) -> list[str]:
 def render_ingested_markdown(bundle: Bundle) -> str:
     """Return the page on an ingested trace as Markdown, without figures and what is folded away."""
     trace = ingested_page.gather(bundle)
-    parts = [f"# {_escape(ingested_page.title(trace))}", _escape(ingested_page.answer(trace))]
-    for section in ingested_page.sections(trace):
+    return _page(ingested_page.title(trace), ingested_page.answer(trace), ingested_page.sections(trace))
+
+
+def render_attached_markdown(bundle: Bundle) -> str:
+    """Return the page on a watched server as Markdown, without figures and what is folded away."""
+    watched = attached_page.gather(bundle)
+    return _page(attached_page.title(watched), attached_page.answer(watched), attached_page.sections(watched))
+
+
+def _page(title: str, answer: str, sections: Sequence[Section]) -> str:
+    parts = [f"# {_escape(title)}", _escape(answer)]
+    for section in sections:
         shown: list[str] = []
         for block in section.blocks:
             if isinstance(block, TextBlock):
                 shown.append(_escape(block.text))
             elif isinstance(block, TableBlock) and not block.folded:
                 shown += _table(block.table)
+            elif isinstance(block, FindingBlock):
+                gain = f", {_escape(block.gain)} *{block.tag}*" if block.gain else ""
+                text = f"{_escape(block.sentence)} Try: {_escape(block.remedy)}"
+                shown.append(f"- **{_escape(block.title)}** ({block.severity}){gain}: {text}")
         if shown:
             parts += [f"## {section.title}", *([_escape(section.intro)] if section.intro else []), *shown]
     return "\n\n".join(parts) + "\n"

@@ -71,13 +71,19 @@ def write_report(bundle: Path, path: Path, format_: Format) -> None:
 
 
 def _text(bundle: Path, format_: Format) -> str:
+    from workbench.diagnose.attached import attached
     from workbench.diagnose.summary import diagnose
+    from workbench.reports.attached_page import is_attached
     from workbench.reports.ingested_page import is_ingested
-    from workbench.reports.markdown import render_ingested_markdown, render_markdown
+    from workbench.reports.markdown import render_attached_markdown, render_ingested_markdown, render_markdown
     from workbench.reports.summary_json import summary_json, trace_json
     from workbench.trace.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        if is_attached(opened):
+            if format_ is Format.MD:
+                return render_attached_markdown(opened)
+            return json_text({"bundle": str(opened.path), **attached(opened).to_json()})
         if is_ingested(opened):
             if format_ is Format.MD:
                 return render_ingested_markdown(opened)

@@ -42,8 +42,8 @@ def _idle(seen: "Attached") -> list[Finding]:
             severity=_severity(share),
             variant="attached",
             title="The device waits",
-            sentence=f"in {percent(share, 2)} of the time device memory moves nothing: the device waits for the host, "
-            "or for kernels too small to fill it",
+            sentence=f"In {percent(share, 2)} of the time device memory moves nothing: the device waits for the host, "
+            "or for kernels too small to fill it.",
             remedy="trace a few steps (--profile-steps 16, or the engine's own profiler, then workbench ingest) "
             "to see whether launches, a sync or the scheduler fill that time",
             confidence="medium",
@@ -75,8 +75,8 @@ def _over_read(seen: "Attached") -> list[Finding]:
                 severity="note",
                 variant="attached",
                 title="Fewer bytes than the model says",
-                sentence=f"a step reads {percent(-off, 2)} less than the least that the byte model allows: the model, "
-                "its precision, TP or the batch given is not the server's",
+                sentence=f"A step reads {percent(-off, 2)} less than the least that the byte model allows: the model, "
+                "its precision, TP or the batch given is not the server's.",
                 remedy="check --model, --policy, --tp, --width and --batch against the server",
                 confidence="medium",
                 evidence=evidence,
@@ -95,9 +95,9 @@ def _over_read(seen: "Attached") -> list[Finding]:
             severity=_severity(off),
             variant="attached",
             title="More bytes than the model needs",
-            sentence=f"a step reads {significant(measured.value / 1e9, 3)} GB where the byte model says "
+            sentence=f"A step reads {significant(measured.value / 1e9, 3)} GB where the byte model says "
             f"{'at most ' if least < most else ''}{significant(most / 1e9, 3)} GB ({percent(off, 2)} more): weights "
-            "expanded at load, a KV pool read beyond the sequence, or another batch than given",
+            "expanded at load, a KV pool read beyond the sequence, or another batch than given.",
             remedy="compare with --policy bf16 (expanded weights fit it) and with a longer context (KV reads grow)",
             confidence="low",
             evidence=evidence,
@@ -117,7 +117,7 @@ def _eager(seen: "Attached") -> list[Finding]:
             severity=_severity(share),
             variant="attached",
             title="Decode without CUDA graphs",
-            sentence=f"{percent(share, 2)} of the decode forwards ran without a CUDA graph",
+            sentence=f"{percent(share, 2)} of the decode forwards ran without a CUDA graph.",
             remedy="look for 'cuda graph: False' in the server's log: a batch size without a capture, a drafter that "
             "disables them, or too little memory at start",
             confidence="high",
@@ -150,8 +150,8 @@ def _busy(seen: "Attached") -> list[Finding]:
             severity=_severity(0.5 - while_busy),
             variant="attached",
             title="Kernels move little",
-            sentence=f"while anything moves it is {percent(while_busy, 2)} of the roof: kernels are too small, or "
-            "bound by something other than bandwidth",
+            sentence=f"While anything moves it is {percent(while_busy, 2)} of the roof: kernels are too small, or "
+            "bound by something other than bandwidth.",
             remedy="trace a few steps and look at the kernels' grids, occupancy and bandwidth; on a new kind of GPU, "
             "check that the decode kernels fit this GPU",
             confidence="medium",
