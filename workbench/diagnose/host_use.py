@@ -15,12 +15,14 @@ from workbench.trace.bundle import Bundle
 @dataclass(frozen=True, slots=True)
 class HostUse:
     """One entry a step, ns. ``cpu``: CPU time of the decoding thread, ``process``: of all threads of its process.
-    ``taken``: time that other work or the hypervisor had the CPU; ``slept``: time that the thread gave up by itself."""
+    ``taken``: time that other work or the hypervisor had the CPU; ``slept``: time that the thread gave up by itself,
+    ``sleeps`` times; -1: not known how often."""
 
     cpu: Ints
     process: Ints
     taken: Ints
     slept: Ints
+    sleeps: Ints
 
 
 def own_ns(bundle: Bundle) -> str:
@@ -56,4 +58,4 @@ def load_host_use(bundle: Bundle, variant: str, steps: Steps, *, on_cpu: bool) -
     off = np.maximum(wall - cpu - ready, 0)
     by_choice = sleeps != 0  # not known counts as a choice: nothing is blamed on the machine without evidence
     stolen = np.where(by_choice, 0, off) if on_cpu else np.zeros_like(off)
-    return HostUse(cpu, process, ready + stolen, off - stolen)
+    return HostUse(cpu, process, ready + stolen, off - stolen, sleeps)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding, ranked
 from workbench.diagnose.findings.between_graphs import kernels_between_graphs
+from workbench.diagnose.findings.between_steps import between_steps
 from workbench.diagnose.findings.byte_losses import expanded_weights, over_fetch, replicated_weights
 from workbench.diagnose.findings.conditions import clock_throttled, data_quality, foreign_process
 from workbench.diagnose.findings.cpu_host import context_cost, host_stall
+from workbench.diagnose.findings.data_movement import data_movement
 from workbench.diagnose.findings.device_losses import device_losses
 from workbench.diagnose.findings.engine_claims import engine_bandwidth, expanded_by_bytes, graph_off
 from workbench.diagnose.findings.graphs import graph_break
@@ -21,6 +23,7 @@ from workbench.diagnose.findings.sampling import unfused_sampling, verify_time
 from workbench.diagnose.findings.skinny_gemm import skinny_gemm
 from workbench.diagnose.findings.speculation import DETECTORS as SPECULATION
 from workbench.diagnose.findings.traced_graphs import trace_inflation
+from workbench.diagnose.findings.twin import slower_than_twin
 from workbench.diagnose.findings.uneven_steps import cpu_contention, noisy_run, step_outliers
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict
@@ -40,6 +43,8 @@ DETECTORS: tuple[Detector, ...] = (
     host_bound,
     host_stall,
     context_cost,
+    data_movement,
+    between_steps,
     expanded_weights,
     over_fetch,
     replicated_weights,
@@ -64,4 +69,5 @@ def find(bundle: Bundle, variant: str, judged: Verdict | None = None) -> tuple[F
 
 def find_in(facts: Facts) -> tuple[Finding, ...]:
     """Return all findings about the variant of ``facts``, ranked."""
-    return ranked([finding for detector in DETECTORS for finding in detector(facts)])
+    found = [finding for detector in DETECTORS for finding in detector(facts)]
+    return ranked([*found, *slower_than_twin(facts, found)])

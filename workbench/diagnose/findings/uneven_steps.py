@@ -166,8 +166,8 @@ def _nature(facts: Facts, found: Tail) -> tuple[str, Evidence | None]:
 TAKEN = 0.02
 """Share of the step time that other work took from which it is said."""
 
-FULL = 0.9
-"""Share of the usable CPUs that the process's own threads must fill to stand in their own way."""
+SPREAD = 1.2
+"""CPU time of the process over that of the decoding thread from which its other threads compute as well."""
 
 
 def cpu_contention(facts: Facts) -> list[Finding]:
@@ -185,7 +185,7 @@ def cpu_contention(facts: Facts) -> list[Finding]:
     worst = hit[np.argsort(-use.taken[hit], kind="stable")][:16]
     cpus, threads = _env(facts, "cpu.usable_threads"), _threads(facts)
     busy = float(use.process.sum()) / facts.wall_ns
-    own = bool(cpus and threads > cpus and busy >= FULL * cpus)
+    own = bool(cpus and threads > cpus and float(use.process.sum()) >= SPREAD * float(use.cpu.sum()))
     kept = facts.wall_ns - taken
     without = (
         "" if facts.tok_s is None else f", {significant(facts.tok_s.value * facts.wall_ns / kept, 3)} tok/s without"
@@ -208,7 +208,7 @@ def cpu_contention(facts: Facts) -> list[Finding]:
                 variant=facts.variant,
                 title="More threads than CPUs",
                 sentence=(
-                    f"{threads} threads share {cpus} CPUs and fill them: {of_step(facts, taken)} the decoding thread "
+                    f"{threads} threads share {cpus} CPUs: {of_step(facts, taken)} the decoding thread "
                     "is ready to run and has none, and at every barrier all wait for the last."
                 ),
                 remedy="set engine.threads to the CPUs the process may use, or to 1 for steps of small operators",
