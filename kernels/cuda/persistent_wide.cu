@@ -372,10 +372,39 @@ struct Dense {
   }
 };
 
+// Each token's RMS factor, by a warp each. begin() asks for the sums, end() puts the factors into sh.factor, complete after the next
+// consumer_sync; what lies between hides the reading.
+struct RmsFactors {
+  static constexpr int kEach = (TOKENS + WARPS - 1) / WARPS;
+  float sum[kEach];
+  __device__ __forceinline__ void begin(const float* squares, int count) {
+    const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int token = warp + n * WARPS;
+      sum[n] = 0.0f;
+#pragma unroll
+      for (int block = lane; block < (kBlocks + 31) / 32 * 32; block += 32)
+        if (token < count && block < kBlocks) sum[n] += ptx::ldg_l2(squares + block * TOKENS + token);
+    }
+  }
+  __device__ __forceinline__ void end(Shared& sh, int count) {
+    const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) {
+      const int token = warp + n * WARPS;
+      if (token >= count) continue;
+      const float total = warp_sum(sum[n]);
+      if (lane == 0) sh.factor[token] = rsqrtf(total / HIDDEN + (EPS));
+    }
+  }
+};
+
 // The share's tasks times source, fp32 [count][STEPS * 16]. prepare(first, tasks) runs on every consumer thread before up to PIECES tasks
-// (what finish needs from memory is asked for there), finish(first, tasks) when the warps' sums lie in sh.part.
-template <int STEPS, int PARTS, u32 TILES, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float* source, int count, Prepare prepare, Finish finish) {
+// (what finish needs from memory is asked for there), settle() before they meet, finish(first, tasks) when the warps' sums lie in sh.part.
+template <int STEPS, int PARTS, u32 TILES, typename Prepare, typename Settle, typename Finish>
+__device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float* source, int count, Prepare prepare, Settle settle,
+                                             Finish finish) {
   static_assert(STEPS % PARTS == 0, "equal parts");
   constexpr int kRun = STEPS / PARTS;
   const int warp = (int)ptx::thread() >> 5;
@@ -393,6 +422,7 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float
       held = run;
       x.work(ring, sh.part + (p * WARPS + warp) * (16 * TOKENS));
     }
+    settle();
     consumer_sync();
     finish(at, (int)tasks);
     at += tasks;
@@ -610,17 +640,6 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
     }
   }
   consumer_sync();
-}
-
-// Each token's RMS factor into sh.factor, by a warp each; complete after the next consumer_sync.
-__device__ __forceinline__ void rms_factors(Shared& sh, const float* squares, int count) {
-  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
-  for (int token = warp; token < count; token += WARPS) {
-    float sum = 0.0f;
-    for (int block = lane; block < kBlocks; block += 32) sum += ptx::ldg_l2(squares + block * TOKENS + token);
-    sum = warp_sum(sum);
-    if (lane == 0) sh.factor[token] = rsqrtf(sum / HIDDEN + (EPS));
-  }
 }
 
 __device__ __forceinline__ float activate(float gate, float up) {
@@ -984,7 +1003,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     stamp(lanes, record + kQkv, 0);
     {
       const Parts parts{sh.scratch};
-      rms_factors(sh, parts.squares(), count);
+      RmsFactors factors;
+      factors.begin(parts.squares(), count);
       {
         const int tid = (int)ptx::thread();
         float bias[kItems];
@@ -996,16 +1016,18 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             bias[i] = item < tasks * 16 * TOKENS && task < kQkvTiles ? qkv_bias[(u64)layer * kQkvRows + task * 16 + item % 16] : 0.0f;
           }
         };
-        consume_bf16<kHiddenSteps, 2, kQkvTiles>(ring, sh, parts.scaled(), count, prepare, [&](u32 first, int tasks) {
+        consume_bf16<kHiddenSteps, 2, kQkvTiles>(
+            ring, sh, parts.scaled(), count, prepare, [&] { factors.end(sh, count); },
+            [&](u32 first, int tasks) {
 #pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-            if (item >= tasks * 16 * TOKENS || token >= count) continue;
-            const u32 task = first + piece, half = task / kQkvTiles;
-            parts.qkv_parts()[(half * TOKENS + token) * kQkvRows + task % kQkvTiles * 16 + row] =
-                fmaf(sum_part(sh, piece, row * TOKENS + token), sh.factor[token], bias[i]);
-          }
-        });
+              for (int i = 0; i < kItems; ++i) {
+                const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+                if (item >= tasks * 16 * TOKENS || token >= count) continue;
+                const u32 task = first + piece, half = task / kQkvTiles;
+                parts.qkv_parts()[(half * TOKENS + token) * kQkvRows + task % kQkvTiles * 16 + row] =
+                    fmaf(sum_part(sh, piece, row * TOKENS + token), sh.factor[token], bias[i]);
+              }
+            });
       }
     }
     stamp(lanes, record + kQkv, 2);
@@ -1157,16 +1179,18 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             bias[i] = item < tasks * 16 * TOKENS && task < kOutTiles ? out_bias[(u64)layer * HIDDEN + task * 16 + item % 16] : 0.0f;
           }
         };
-        consume_bf16<kQuerySteps, 2, kOutTiles>(ring, sh, parts.attention_out(), count, prepare, [&](u32 first, int tasks) {
+        consume_bf16<kQuerySteps, 2, kOutTiles>(
+            ring, sh, parts.attention_out(), count, prepare, [] {},
+            [&](u32 first, int tasks) {
 #pragma unroll
-          for (int i = 0; i < kItems; ++i) {
-            const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
-            if (item >= tasks * 16 * TOKENS || token >= count) continue;
-            const u32 task = first + piece, half = task / kOutTiles;
-            parts.out_parts()[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] =
-                sum_part(sh, piece, row * TOKENS + token) + bias[i];
-          }
-        });
+              for (int i = 0; i < kItems; ++i) {
+                const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
+                if (item >= tasks * 16 * TOKENS || token >= count) continue;
+                const u32 task = first + piece, half = task / kOutTiles;
+                parts.out_parts()[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] =
+                    sum_part(sh, piece, row * TOKENS + token) + bias[i];
+              }
+            });
       }
     }
     stamp(lanes, record + kOut, 2);
@@ -1196,6 +1220,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const Parts parts{sh.scratch};
       {
         const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
+        RmsFactors factors;
+        factors.begin(parts.squares(), count);
         constexpr int kParts = (kBlocks + WARPS - 1) / WARPS, kLoads = (TOKENS * EXPERTS + 31) / 32;
 #pragma unroll
         for (int n = 0; n < kLoads; ++n) {
@@ -1208,7 +1234,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           }
           if (i < TOKENS * EXPERTS) sh.part[warp * TOKENS * EXPERTS + i] = sum;
         }
-        rms_factors(sh, parts.squares(), count);
+        factors.end(sh, count);
         consumer_sync();
         for (int token = warp; token < count; token += WARPS) choose_experts(sh, token, sh.part, router_bias + layer * EXPERTS);
         consumer_sync();
@@ -1273,13 +1299,14 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
   const Parts parts{sh.scratch};
-  rms_factors(sh, parts.squares(), count);
+  RmsFactors factors;
+  factors.begin(parts.squares(), count);
   const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
   const int top_token = tid / 16 % TOKENS;
   float top = 4.0f * kNone;
   int top_row = 0;
   consume_bf16<kHiddenSteps, 1, kHeadTiles>(
-      ring, sh, parts.scaled(), count, [](u32, int) {},
+      ring, sh, parts.scaled(), count, [](u32, int) {}, [&] { factors.end(sh, count); },
       [&](u32 first, int tasks) {
         if (tid >= kTopThreads || top_token >= count) return;
         for (int item = tid; item < tasks * 16 * TOKENS; item += kTopThreads) {
