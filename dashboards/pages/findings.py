@@ -8,6 +8,7 @@ from dash.development.base_component import Component
 from workbench.dashboards.context import Browser, Children, Context
 from workbench.dashboards.parts import heading, link, message, quantity, section, tag, variant_pills
 from workbench.dashboards.place import PageName, Place
+from workbench.diagnose.attached import attached
 from workbench.diagnose.finding import Evidence, Finding, ranked
 from workbench.diagnose.findings import find
 from workbench.diagnose.numbers import significant
@@ -42,6 +43,8 @@ def register(app: Dash, context: Context) -> None:
 
 
 def _found(context: Context, place: Place, bundle: Bundle, names: Sequence[str]) -> Sequence[Finding]:
+    if bundle.manifest.source == "attach":
+        return attached(bundle).findings
     if bundle.manifest.source != "run":  # no tok/s without instruments, so no diagnosis, but what is seen can be named
         return ranked([finding for name in names for finding in find(bundle, name)])
     variants = context.catalogue.diagnosis(place.run).variants

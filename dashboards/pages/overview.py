@@ -2,16 +2,17 @@
 
 import math
 
-from dash import Dash
+from dash import Dash, html
 from dash.development.base_component import Component
 
 from workbench.dashboards.context import Browser, Children, Context
-from workbench.dashboards.parts import heading, link, message, report_section, section
+from workbench.dashboards.parts import heading, link, message, report_section, section, tag
 from workbench.dashboards.place import PageName, Place
 from workbench.dashboards.trace_overview import trace_overview
 from workbench.diagnose.summary import Diagnosis
 from workbench.errors import WorkbenchError
-from workbench.reports import page
+from workbench.reports import attached_page, page
+from workbench.reports.attached_page import is_attached
 from workbench.reports.labels import visible
 from workbench.runs.delta import compare_runs
 from workbench.trace.bundle import Bundle
@@ -27,6 +28,8 @@ ELSEWHERE = frozenset(
 def render(context: Context, place: Place, browser: Browser) -> Children:
     """Return the overview of the place's run."""
     bundle = context.bundle(place)
+    if is_attached(bundle):
+        return _watched(bundle, place, browser)
     if bundle.manifest.source != "run":
         return trace_overview(bundle, place)
     diagnosis = context.catalogue.diagnosis(place.run)
@@ -43,6 +46,17 @@ def render(context: Context, place: Place, browser: Browser) -> Children:
 
 def register(app: Dash, context: Context) -> None:
     """The page has no callbacks."""
+
+
+def _watched(bundle: Bundle, place: Place, browser: Browser) -> Children:
+    """Return the overview of a server that was watched from outside: the report's page, findings apart."""
+    watched = attached_page.gather(bundle)
+    parts: Children = [heading(attached_page.answer(watched))]
+    parts += [message(text) for text in attached_page.warnings(watched)]
+    found = [html.Li([f"{one.title}, {one.gain} ", tag(one.tag)]) for one in attached_page.top(watched)]
+    parts.append(section("", [*([html.Ul(found)] if found else []), link("All findings", place.to("findings"))]))
+    parts += [report_section(one, browser) for one in attached_page.sections(watched) if one.id not in ELSEWHERE]
+    return parts
 
 
 def _against_baseline(context: Context, place: Place, diagnosis: Diagnosis) -> Children:

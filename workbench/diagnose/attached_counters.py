@@ -105,14 +105,14 @@ class AttachedCounters:
         return Quantity(float(share), "share", "measured", note=note)
 
     def mean(self, name: str, unit: str, *, busy: bool = False) -> Quantity | None:
-        """Return the mean of ``name``, over time; ``busy``: where it is not zero."""
+        """Return the mean of ``name``, over time; ``busy``: where it is not zero, of those in ``NONZERO``."""
         samples = next((samples for (_, found), samples in self._by.items() if found == name), None)
         if samples is None or not len(samples):
             return None
         weight = samples.length
         total = float(samples.value @ weight)
         if busy:
-            weight = weight * self._within(samples, name + NONZERO, (samples.value > 0).astype(np.float64))
+            weight = weight * self._within(samples, NONZERO[name], (samples.value > 0).astype(np.float64))
         if weight.sum() <= 0:
             return None
         return Quantity(total / float(weight.sum()), unit, "measured", note="while any was resident" if busy else "")

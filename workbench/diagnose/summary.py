@@ -73,8 +73,13 @@ def diagnose(bundle: Bundle) -> Diagnosis:
     """Diagnose every variant of ``bundle``.
 
     Raises UnfitError where not one has a measured step, or one has steps that do not say what they committed, and for
-    an ingested trace: its steps ran with the profiler on.
+    an ingested trace: its steps ran with the profiler on; and for a server that was watched from outside.
     """
+    if bundle.manifest.source == "attach":
+        raise UnfitError(
+            f"{bundle.path}: was watched from outside: means over a window, no steps to split",
+            hint="workbench show, or its overview and findings, say what it reaches",
+        )
     if bundle.manifest.source != "run":
         raise UnfitError(
             f"{bundle.path}: an ingested trace has no steps without instruments, so there is no tok/s to diagnose",

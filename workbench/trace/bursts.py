@@ -4,7 +4,9 @@ Decoding samples takes longer than taking them, so ``workbench attach`` samples 
 two bursts is no gap; a hole within a burst is one.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ IDLE_SHARE_OF_ROOF = 0.01
 IDLE = "dram_idle"
 """Beside merged samples: the share of their time that was idle."""
 
-NONZERO = "_nonzero"
-"""Ending of a counter beside merged samples of the one it is named after: the share of their time it was above 0."""
+NONZERO: Mapping[str, str] = MappingProxyType({"ctas_per_sm": "nonzero_ctas", "warps_active": "nonzero_warps"})
+"""Counters whose mean is taken while they are above 0, and beside merged samples the share of their time they were."""
 
 Ints = npt.NDArray[np.int64]
 

@@ -112,7 +112,7 @@ def _watched(bundle: Bundle, rows: list[dict[str, Any]]) -> list[dict[str, Any]]
 def _is_series(row: dict[str, Any]) -> bool:
     """Return whether samples of a watched server follow on each other: not readings by the way, nor what stands beside
     merged samples."""
-    return row["spans"] and row["name"] != IDLE and not row["name"].endswith(NONZERO)
+    return row["spans"] and row["name"] not in (IDLE, *NONZERO.values())
 
 
 def _samples(rows: list[dict[str, Any]]) -> Iterator[Check]:

@@ -15,9 +15,6 @@ from workbench.trace.bursts import IDLE, NONZERO, SAMPLER, TRAFFIC, bursts, idle
 from workbench.trace.merge_samples import merge_samples
 from workbench.trace.rows import conform
 
-LEVELS = ("ctas_per_sm", "warps_active")
-"""Counters whose mean is taken while they are above zero."""
-
 
 def thin_bursts(source: Bundle, keep_ns: int, bin_ns: int) -> pa.Table:
     """Return the counters of ``source``: the sampler's samples of ``keep_ns`` as they are, where traffic is nearest the
@@ -62,8 +59,8 @@ def _kept(counters: pa.Table, spans: npt.NDArray[np.int64], keep_ns: int) -> tup
 def _beside(samples: pa.Table, idle: float | None) -> list[pa.Table]:
     """Return counters of 0 and 1, whose mean over a merged sample is the share of its time: idle, or above zero."""
     made = [
-        _flags(own, name + NONZERO, np.asarray(own["value"].to_numpy()) > 0)
-        for name in LEVELS
+        _flags(own, beside, np.asarray(own["value"].to_numpy()) > 0)
+        for name, beside in NONZERO.items()
         if (own := samples.filter(pc.equal(samples["name"], name))).num_rows
     ]
     moved = samples.filter(pc.equal(samples["name"], TRAFFIC)).sort_by("start_ns")
