@@ -2,8 +2,8 @@
 
 Checks first, against float64: a tiny model, then two layers of gpt-oss-20b's true shape, at 2, 3, 4, 7 and 8 tokens and
 contexts up to the window's and the cache's edge. The checked kernel also writes what each phase leaves, so a failure
-names the first wrong phase; the kernel that is timed is held to float64 as well. Then times the whole of gpt-oss-20b with
-random weights: one token (``persistent.cu``), then 2, 4 and 8. Prints each result as it comes and the tables last;
+names the first wrong phase; the kernel that is timed is held to float64 as well. Then times the whole of gpt-oss-20b
+with random weights: one token (``persistent.cu``), then 2, 4 and 8. Prints each result as it comes and the tables last;
 ``$OUT/persistent_wide_bench.json`` holds every number. ``--check`` stops before timing.
 """
 
@@ -34,6 +34,9 @@ WIDTHS = (2, 4, 8)
 CONTEXT = 512
 BF16_TOLERANCE = 2 * TOLERANCE
 """Of hidden states that leave in bf16."""
+
+MARGIN, DRAWS = 1e-3, 20
+"""Tokens are drawn anew, so often at most, while a router's choice hangs on less than this."""
 
 MODELLED_US = {2: 1800.0, 4: 2325.0, 8: 3145.0}
 """Predicted before any measurement (docs/kernels-cuda.md, section 7)."""
@@ -105,11 +108,14 @@ def check(
     keys, values = shared.keys.clone(), shared.values.clone()
     rows: list[dict[str, Any]] = []
     for count, position in steps:
-        tokens = torch.randint(shape.vocab, (count,), generator=generator, device="cuda").tolist()
+        for _ in range(DRAWS):  # where two experts score alike, rounding alone decides
+            tokens = torch.randint(shape.vocab, (count,), generator=generator, device="cuda").tolist()
+            expected = reference_wide(shape, model, tokens, position, keys, values, rope)
+            if expected.margin > MARGIN:
+                break
         where = f"{name}, {count} tokens at {position}"
         outputs = [run_step(traced, tokens, position, where) for _ in range(2)]
         best, routing = traced.buffers.best[:count].tolist(), traced.routing[:, :count].long()
-        expected = reference_wide(shape, model, tokens, position, keys, values, rope)
         wrong, errors = first_wrong(traced, count, expected)
         plain = run_step(timed, tokens, position, f"{where}, no trace")
         row: dict[str, Any] = {
