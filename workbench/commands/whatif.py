@@ -86,6 +86,11 @@ def _choose(bundle: "Bundle", variant: str) -> "Facts":
 
     names = [variant] if variant else [record.name for record in bundle.manifest.variants]
     found = [facts for facts in (Facts(bundle, name) for name in names) if facts.tok_s is not None]
+    if not found and bundle.manifest.source == "attach":
+        raise UnfitError(
+            f"{bundle.path}: was watched from outside: no step to take a loss out of",
+            hint="workbench diagnose says what each finding is worth",
+        )
     if not found:
         raise UnfitError(f"{bundle.path}: no step was recorded", hint="run the scenario again, or trace longer")
     return max(found, key=lambda facts: facts.tok_s.value if facts.tok_s else 0.0)

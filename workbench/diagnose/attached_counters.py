@@ -37,7 +37,7 @@ class Samples:
     @property
     def length(self) -> Floats:
         """Return the time that each sample covers, ns; 1 for instant readings, so that they weigh alike."""
-        return np.maximum(self.end_ns - self.start_ns, 1).astype(np.float64)
+        return np.asarray(np.maximum(self.end_ns - self.start_ns, 1), np.float64)
 
     @property
     def interval_ns(self) -> float:
