@@ -148,6 +148,8 @@ def test_share_of_the_roof_bytes_a_step_and_idle_time(stand_ins: Callable[..., N
         limits = {row["instrument"]: row["why"] for row in bundle.table("limits").to_pylist()}
         assert limits["nvml"] == "no permission"
         assert bundle.manifest.source == "attach"
+        assert len(bundle.manifest.variants[0].settings["attach"]["bursts"]) == 1
+        assert bundle.manifest.variants[0].settings["model"]["experts"] == 32
         assert {source.name for source in bundle.manifest.clock.sources} == {"pm_sampler"}  # one a burst
     assert Sampler.instances[-2].settings["uuid"] == "GPU-1"
 
