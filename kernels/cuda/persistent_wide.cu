@@ -19,6 +19,8 @@
 //   - attention: one task for each KV head, token and split of the cached positions. The new tokens' keys and values are computed by
 //     every task that ends with them, as one more stage of positions.
 // Sums are in a fixed order everywhere: results do not depend on timing.
+// With eight columns 52 bytes spill on sm_90 (gpt-oss): the head's 48 registers of activation beside weights and addresses. Outside the loops
+// over experts; loading in pieces would cost a wait for L2 each.
 //
 // Arithmetic as in persistent.cu: bf16 weights on fp32 activations split into two bf16 numbers; MXFP4 exact in fp16 against fp16
 // activations (mxfp4.cuh), gate-up's under a power of two for each warp's part of each token; fp32 sums; keys and values rounded to bf16.
