@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from workbench.diagnose.accounting import Accounting
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding
+from workbench.diagnose.load_split import clean_step
 from workbench.diagnose.numbers import parts_that_add_up, percent, significant
 from workbench.quantity import Quantity
 
@@ -18,10 +19,11 @@ _ROWS = 4
 def head_lines(facts: Facts) -> list[str]:
     """Return what a variant is and reaches, and on which times that rests."""
     rate = facts.tok_s
-    said = f"{significant(rate.value, 3)} {rate.unit} ({rate.tag})" if rate else "no step time"
+    profiled = " while profiled" if facts.profiled else ""
+    said = f"{significant(rate.value, 3)} {rate.unit}{profiled} ({rate.tag})" if rate else "no step time"
     lines = [f"{facts.variant}: {said}, {len(facts.steps)} steps"]
     if facts.profiled:
-        lines.append("times are traced ones; a step without the profiler is shorter, by how much the trace cannot say")
+        lines.append(f"times are traced ones; {_without_profiler(facts)}")
     found = facts.split
     if found is not None:
         mapping = found.mapping
@@ -38,8 +40,20 @@ def head_lines(facts: Facts) -> list[str]:
     return lines
 
 
-def cause_rows(accounting: Accounting) -> list[tuple[str, ...]]:
-    """Return one row of CAUSE_COLUMNS a cause, the last is the step's wall time. Parts add up as printed."""
+def _without_profiler(facts: Facts) -> str:
+    """Say how long a step takes without the profiler, and what tok/s that is, as far as anything says it."""
+    clean, tokens = clean_step(facts.bundle, facts.variant), facts.tokens
+    if clean is None:
+        return "a step without the profiler is shorter, by how much the trace cannot say"
+    rate = f", {significant(tokens / len(facts.steps) * 1e9 / clean, 3)} tok/s (estimated)" if tokens else ""
+    return f"a step without the profiler takes {significant(clean / 1e6, 3)} ms by what is beside the trace{rate}"
+
+
+def cause_rows(accounting: Accounting, *, profiled: bool = False) -> list[tuple[str, ...]]:
+    """Return one row of CAUSE_COLUMNS a cause, the last is the step's wall time. Parts add up as printed.
+
+    ``profiled``: the steps are traced ones.
+    """
     whole = round(accounting.wall_ns / max(accounting.steps, 1) / 1e3)
     totals = [cause.total_ns for cause in accounting.causes]
     times, shares = parts_that_add_up(totals, whole), parts_that_add_up(totals, 1000)
@@ -47,7 +61,8 @@ def cause_rows(accounting: Accounting) -> list[tuple[str, ...]]:
         (cause.name, f"{time / 1e3:.3f}", f"{share / 10:.1f}%", cause.tag, cause.note)
         for cause, time, share in zip(accounting.causes, times, shares, strict=True)
     ]
-    return [*cells, ("step", f"{whole / 1e3:.3f}", "100.0%", "measured", f"mean of {accounting.steps} steps")]
+    how = f"mean of {accounting.steps} steps{', while profiled' if profiled else ''}"
+    return [*cells, ("step", f"{whole / 1e3:.3f}", "100.0%", "measured", how)]
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:

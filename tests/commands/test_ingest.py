@@ -31,6 +31,20 @@ def test_a_trace_becomes_a_bundle_with_a_verdict(cli: Cli, trace: Path, tmp_path
     assert (tmp_path / "b" / "manifest.json").exists()
 
 
+def test_a_clean_step_may_be_stated(cli: Cli, trace: Path, tmp_path: Path) -> None:
+    assert cli("ingest", trace, "-o", tmp_path / "b", "--clean-step-us", 20).exit_code == 0
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["perturbation"][0]["clean_step_ns"] == 20_000
+    assert manifest["perturbation"][0]["traced_step_ns"] > 20_000
+    shown = cli("diagnose", tmp_path / "b").stdout
+    assert "while profiled (estimated)" in shown
+    assert "a step without the profiler takes 0.0200 ms by what is beside the trace" in shown
+    for wrong in (0, -1, "nan", 1e9):
+        result = cli("ingest", trace, "-o", tmp_path / "c", f"--clean-step-us={wrong}")
+        assert result.exit_code == 2, result.output
+        assert not (tmp_path / "c").exists()
+
+
 def test_the_default_folder_is_named_after_the_trace(
     cli: Cli, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,8 @@ def _print_variant(facts: "Facts") -> None:
     for line in head_lines(facts):
         print_line(line)
     print_line()
-    print_table(CAUSE_COLUMNS, cause_rows(facts.accounting), title="where the step time goes", right=(1, 2))
+    rows = cause_rows(facts.accounting, profiled=facts.profiled)
+    print_table(CAUSE_COLUMNS, rows, title="where the step time goes", right=(1, 2))
     print_line()
     for line in finding_lines(find_in(facts)):
         print_line(line)

@@ -42,6 +42,12 @@ def ingest(
         float | None,
         typer.Option(metavar="HOURS", help="By how much a log's times differ from UTC. Default: told by the trace."),
     ] = None,
+    clean_step_us: Annotated[
+        float | None,
+        typer.Option(
+            metavar="US", help="Microseconds a step takes without the profiler, where no log or benchmark says it."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Read files of other tools into a bundle, and print what can be said of them.
@@ -64,6 +70,7 @@ def ingest(
         hardware=hardware,
         limits=Limits(max_bytes=max_trace_bytes) if max_trace_bytes else Limits(),
         log_utc_offset=log_utc_offset,
+        clean_step_us=clean_step_us,
     )
     with shown_progress() as progress:
         made = ingest_files(files, folder, options, progress)

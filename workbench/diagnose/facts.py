@@ -18,12 +18,15 @@ from workbench.diagnose.signals import LaneTime, StepCounters, lane_time
 from workbench.diagnose.steps import Ints, RunPass, Steps, load_steps
 from workbench.errors import InputError
 from workbench.hardware import Hardware
-from workbench.quantity import Quantity
+from workbench.quantity import Quantity, Tag
 from workbench.trace.bundle import Bundle
 from workbench.trace.validity import Verdict, verdict
 
 TRUSTED: tuple[RunPass, ...] = ("clean", "sampled", "laned", "traced")
 """Passes in the order in which their step times are believed: the fewer instruments, the more."""
+
+
+_WHILE = {"traced": "profiled", "laned": "stamped"}
 
 
 class Facts:
@@ -212,16 +215,19 @@ class Facts:
     def tok_s(self) -> Quantity | None:
         """Committed tokens over step time; steps/s where a trace does not say what was committed; None without steps.
 
-        Modelled where acceptance is simulated.
+        Modelled where acceptance is simulated; estimated where only steps with an instrument on were recorded, which
+        stretches them.
         """
         if not len(self.steps) or not self.wall_ns:
             return None
-        traced = "" if self.time_pass in ("clean", "sampled") else f", {self.time_pass} steps: slower than without"
+        stretched = self.time_pass not in ("clean", "sampled")
+        traced = f", while {_WHILE[self.time_pass]}: a step without it is shorter" if stretched else ""
+        tag: Tag = "estimated" if stretched else "measured"
         if self.tokens is None:
-            return Quantity(len(self.steps) * 1e9 / self.wall_ns, "steps/s", "measured", note=f"steps{traced}")
+            return Quantity(len(self.steps) * 1e9 / self.wall_ns, "steps/s", tag, note=f"steps{traced}")
         simulated = self.settings["drafter"]["kind"] == "simulated"
         note = f"committed tokens over step time{traced}"
-        return Quantity(self.tokens * 1e9 / self.wall_ns, "tok/s", "modelled" if simulated else "measured", note=note)
+        return Quantity(self.tokens * 1e9 / self.wall_ns, "tok/s", "modelled" if simulated else tag, note=note)
 
     @cached_property
     def noise(self) -> float:

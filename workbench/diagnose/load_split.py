@@ -1,5 +1,7 @@
 """Reading what ``device_split`` needs from a bundle."""
 
+from dataclasses import replace
+
 from workbench.diagnose.columns import Columns, load_columns
 from workbench.diagnose.device_split import Split, split
 from workbench.diagnose.floor import Floor
@@ -7,6 +9,7 @@ from workbench.diagnose.replays import without_replays
 from workbench.diagnose.signals import MIN_SAMPLES, StepCounters, lane_time, step_counters
 from workbench.diagnose.steps import RunPass, Steps, load_steps
 from workbench.diagnose.timeline import build_timeline
+from workbench.diagnose.traced_replays import apart, traced_replays
 from workbench.hardware import Hardware, match_hardware
 from workbench.trace.bundle import Bundle
 
@@ -30,9 +33,10 @@ def load_split(
     if timeline is None or (own and len(timeline.steps) < len(steps)):
         return None
     samples = without_replays(load_columns(bundle, "counters", variant))[0] if counted else None
-    return split(
+    host = load_columns(bundle, "host", variant)
+    found = split(
         timeline,
-        load_columns(bundle, "host", variant),
+        host,
         load_columns(bundle, "syncs", variant),
         load_columns(bundle, "static", variant),
         steps,
@@ -43,6 +47,14 @@ def load_split(
         traced_only=own,
         host_in_verify=bundle.manifest.source != "run",
     )
+    seen = traced_replays(timeline, found.gaps, host, clean_step(bundle, variant)) if own else None
+    return replace(found, losses=apart(found.losses, seen, found.steps)) if seen else found
+
+
+def clean_step(bundle: Bundle, variant: str) -> float | None:
+    """Return how long a step of an ingested trace takes without the profiler, ns; None where nothing says it."""
+    stated = (one for one in bundle.manifest.perturbation if one.variant == variant and one.clean_step_ns > 0)
+    return next((float(one.clean_step_ns) for one in stated), None)
 
 
 def load_counters(bundle: Bundle, variant: str, counters: Columns | None) -> StepCounters:

@@ -15,7 +15,7 @@ from workbench.ingest.bounded import Limits
 from workbench.ingest.byte_model import Model, roof_rows, tensor_rows
 from workbench.ingest.columns import Ints
 from workbench.ingest.engine_log import read_log
-from workbench.ingest.join import join
+from workbench.ingest.join import join, stated_step
 from workbench.ingest.kineto import KinetoTrace
 from workbench.ingest.launches import match_launches
 from workbench.ingest.ncu_csv import read_ncu_csv
@@ -54,13 +54,15 @@ class Options:
     """What the user says beside the files.
 
     ``model`` adds a byte model, ``hardware`` the roof it is divided by (default: the device that a trace names, where
-    it is known); ``log_utc_offset``: by how many hours a log's times differ from UTC.
+    it is known); ``log_utc_offset``: by how many hours a log's times differ from UTC; ``clean_step_us``: how long a
+    step takes without the profiler, where no log or benchmark is there to say it.
     """
 
     model: Model | None = None
     hardware: str | None = None
     limits: Limits = field(default_factory=Limits)
     log_utc_offset: float | None = None
+    clean_step_us: float | None = None
 
 
 def ingest_files(
@@ -150,6 +152,8 @@ def _write_line(
     notes = [f"ingested from {_article(line.what)} of {line.what}; steps found by: {found.rule}", *found.notes]
     manifest = msgspec.structs.replace(manifest, clock=_clock(line, launches), notes=notes)
     window = _window(trace, found)
+    if options.clean_step_us is not None:
+        manifest = stated_step(manifest, line, found, options.clean_step_us)
     for path, part in parts:
         manifest = join(manifest, path, part, line, found, window, options.log_utc_offset)
     progress("write", 2, 3)

@@ -5,12 +5,16 @@ from statistics import median
 
 import msgspec
 
+from workbench.errors import InputError
 from workbench.ingest.part import SUMMARY_SOURCES, Part, limit
 from workbench.ingest.placing import accept_length, clean_step_ns, place_log
 from workbench.ingest.steps import FoundSteps
 from workbench.ingest.tables import VARIANT
 from workbench.ingest.time_line import TimeLine
 from workbench.trace.manifest import Manifest, Perturbation
+
+MOST_US = 1e8
+"""Longest step that may be stated: 100 s."""
 
 
 def join(
@@ -53,6 +57,24 @@ def join(
             f"{path.name}: a step without the profiler takes {clean / 1e6:.3f} ms, traced {traced / 1e6:.3f} ms"
         )
     return msgspec.structs.replace(manifest, notes=[*manifest.notes, *notes], perturbation=perturbation)
+
+
+def stated_step(manifest: Manifest, line: TimeLine, found: FoundSteps, clean_us: float) -> Manifest:
+    """Return the manifest that says how long a step takes without the profiler, by the user's word.
+
+    Raises InputError where that is no time, or the trace has no steps to hold it against.
+    """
+    if not 0 < clean_us < MOST_US:
+        raise InputError(f"--clean-step-us: must lie between 0 and {MOST_US:.0f}, is {clean_us:g}")
+    if not found.steps:
+        raise InputError("--clean-step-us: no step was found in the trace to hold it against")
+    traced = round(median(step.end - step.start for step in found.steps))
+    cost = Perturbation(
+        variant=VARIANT, instrument=line.what, clean_step_ns=round(clean_us * 1e3), traced_step_ns=traced
+    )
+    took, whole = f"{clean_us / 1e3:.3f} ms", f"{traced / 1e6:.3f} ms"
+    note = f"stated by the user: a step without the profiler takes {took}, traced {whole}"
+    return msgspec.structs.replace(manifest, notes=[*manifest.notes, note], perturbation=[cost])
 
 
 def _shift(part: Part, start_ns: int, shift_ns: int | None) -> None:

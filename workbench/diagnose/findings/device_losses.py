@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Confidence, Evidence, Finding
 from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
-from workbench.diagnose.findings.traced_graphs import boundary_is_the_profilers
 from workbench.diagnose.gap_causes import GAP_CAUSES
 from workbench.diagnose.kernel_classes import short_name
 from workbench.diagnose.kernel_losses import Loss
+from workbench.diagnose.traced_replays import SOURCE as TRACED_LAUNCHES
 from workbench.quantity import Quantity
 
 SWARM = 20
@@ -155,14 +155,14 @@ def device_losses(facts: Facts) -> list[Finding]:
         return []
     found = []
     for rule in RULES:
-        losses = facts.split.of(rule.cause)
+        # Launches that the profiler makes long are not told twice: ``trace_inflation`` speaks of them.
+        losses = [loss for loss in facts.split.of(rule.cause) if loss.source != TRACED_LAUNCHES]
         if rule.needs_floor and facts.floor is None:
             continue
         if rule.cause == "small-kernels" and _launches(facts) < SWARM:
             continue
         total = sum(loss.ns for loss in losses)
-        # Launches that the profiler makes long are no loss of the engine's: ``trace_inflation`` speaks of them.
-        if stands_out(facts, total) and not (rule.cause == "replay-boundary" and boundary_is_the_profilers(facts)):
+        if stands_out(facts, total):
             found.append(_finding(facts, rule, losses, total))
     return found
 
