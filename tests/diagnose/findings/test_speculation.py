@@ -271,3 +271,49 @@ def test_fewer_bytes_and_fewer_tokens(make_bundle: Make, own_bytes: int, expecte
     if expected:
         assert findings[0].sentence.startswith("40 % fewer bytes")
         assert "lost" in findings[0].sentence
+
+
+def by_prompt(rows: dict[str, list[dict[str, Any]]], dead: Callable[[int, int], bool]) -> dict[str, Any]:
+    """Let nothing be accepted where ``dead`` (prompt, step) holds; contexts count from 50."""
+    prompts = {row["sequence_id"]: number for number, row in enumerate(rows["sequences"])}
+    for row in rows["steps"]:
+        row["context"] = 50 + 2 * row["index"]
+        if dead(prompts[row["sequence_id"]], row["index"]):
+            row |= {"accepted": 0, "committed": 1}
+    return rows
+
+
+def test_some_prompts_alone_collapse(make_bundle: Make) -> None:
+    rows = by_prompt(variant("v", GOOD), lambda prompt, step: prompt in (2, 5))
+    (one,) = found(make_bundle, {"v": rows}, {"v": drafter()}, "v")
+    assert one.id == "acceptance-partial"
+    assert "On 2 of 8 prompts (p2, p5)" in one.sentence
+    assert one.recoverable is not None
+    assert found(make_bundle, {"v": by_prompt(variant("v", GOOD), lambda *_: False)}, {"v": drafter()}, "v") == []
+    ngram = by_prompt(variant("v", GOOD), lambda prompt, step: prompt in (2, 5))
+    assert found(make_bundle, {"v": ngram}, {"v": drafter("ngram")}, "v") == []
+
+
+def test_long_contexts_alone_collapse(make_bundle: Make) -> None:
+    rows = by_prompt(variant("v", GOOD), lambda prompt, step: step > 18)
+    (one,) = found(make_bundle, {"v": rows}, {"v": drafter()}, "v")
+    assert one.id == "acceptance-partial"
+    assert one.sentence.startswith("Beyond ")
+    assert 80 <= int(one.sentence.split()[1]) <= 100
+
+
+def test_a_part_is_told_instead_of_the_whole_against_a_reference(make_bundle: Make) -> None:
+    clean = by_prompt(variant("clean", GOOD, seed=1), lambda *_: False)
+    own = by_prompt(variant("v", GOOD), lambda prompt, step: prompt in (2, 5) and step % 6 > 0)
+    settings = {"v": drafter(), "clean": drafter()}
+    (one,) = found(make_bundle, {"clean": clean, "v": own}, settings, "v")
+    assert one.id == "acceptance-partial"
+
+
+def test_a_dead_position_of_a_chain_may_be_a_limit(make_bundle: Make) -> None:
+    capped = variant("v", GOOD, accepted=lambda index: min(1, index % 3))
+    (one,) = found(make_bundle, {"v": capped}, {"v": drafter()}, "v")
+    assert one.id == "acceptance-block-mask"
+    assert "or acceptance ends there: not one was kept" in one.sentence
+    assert "chain" in one.sentence
+    assert "how many positions the verifier scores" in one.remedy

@@ -6,6 +6,7 @@ from workbench.diagnose.acceptance import Drafts, by_batch, length_ratio, load_d
 from workbench.diagnose.comparable import Peer, peers
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Confidence, Evidence, Finding
+from workbench.diagnose.findings.speculation_part import acceptance_part
 from workbench.diagnose.findings.speculation_shape import MODEL_FREE, own_reading, rate_rows
 from workbench.diagnose.findings.speculation_worth import gain, inverse, quantity, severity
 from workbench.diagnose.numbers import percent, significant
@@ -24,6 +25,8 @@ def acceptance_change(facts: Facts) -> list[Finding]:
         return []
     if found := _by_batch(facts, drafts):
         return [found]
+    if acceptance_part(facts):
+        return []  # says more: where
     for peer in peers(facts.bundle, facts.variant):
         if peer.differs - {"engine"}:
             continue

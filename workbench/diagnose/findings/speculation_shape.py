@@ -20,6 +20,7 @@ MODEL_FREE = ("ngram",)
 TYPICAL = Interval(0.6, 0.4, 0.85)
 """Share that each position of a working drafter keeps: 0.93 to 0.36 in public per-position tables (vllm#54 of
 local-inference-lab: .929 … .357 surviving; TensorRT-LLM's MTP: .92, .72, .36)."""
+BLOCK_DRAFTERS = ("dflash",)
 SHOWN = 8
 """Rows of evidence named."""
 
@@ -114,19 +115,35 @@ def _block_mask(facts: Facts, drafts: Drafts, reading: Reading) -> Finding:
         title="drafts die inside the block",
         sentence=(
             f"Position {alive.position} keeps {percent(alive.kept.value)} of its drafts, position {dead.position} "
-            f"{percent(dead.kept.value)} of {dead.tried} that came so far: behind it the block is not conditioned on "
-            "what it should be (mask tokens, positions or attention inside the block)."
+            f"{percent(dead.kept.value)} of {dead.tried} that came so far: {_behind(facts, never=dead.kept.value == 0)}"
         ),
-        remedy=(
-            "Check the mask embedding, the position ids of the block and its attention mask (non-causal inside the "
-            "block), and that the drafter was trained on blocks this deep."
-        ),
+        remedy=_BLOCK if facts.settings["drafter"]["kind"] in BLOCK_DRAFTERS else _CHAIN,
         confidence=reading.confidence,
         evidence=rate_rows(reading.rates),
         cause="draft",
         recoverable=worth,
         explains=("speculation-not-paying", "draft-depth"),
     )
+
+
+_BLOCK = (
+    "Check the mask embedding, the position ids of the block and its attention mask (non-causal inside the block), and "
+    "that the drafter was trained on blocks this deep; where not one is accepted, a limit in the verifier as well."
+)
+_CHAIN = (
+    "Check how many positions the verifier scores and may accept (a limit, a last position dropped), then the state "
+    "and the KV cache that the drafter passes on from one token of the chain to the next."
+)
+
+
+def _behind(facts: Facts, *, never: bool) -> str:
+    """Say what a dead position means: for a block drafter the block, for a chain what it passes on; a cap is exact."""
+    if facts.settings["drafter"]["kind"] in BLOCK_DRAFTERS:
+        text = "behind it the block is not conditioned on what it should be (mask tokens, positions or attention inside"
+        text += " the block)"
+    else:
+        text = "behind it the chain is not conditioned on what it should be (the state or KV cache it passes on)"
+    return f"{text}, or acceptance ends there: not one was kept." if never else f"{text}."
 
 
 def _degenerate(facts: Facts, drafts: Drafts, reading: Reading) -> Finding:
