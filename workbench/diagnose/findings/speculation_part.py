@@ -84,7 +84,9 @@ def acceptance_part(facts: Facts) -> list[Finding]:
 
 def _by_prompt(drafts: Drafts, reference: Drafts | None) -> Part | None:
     groups = [(name, drafts.prompt == index) for index, name in enumerate(drafts.prompts)]
-    dead = [(name, where) for name, where in groups if _collapsed(drafts, where, reference, name)]
+    rates = np.array([_first(drafts, where).value for _, where in groups])
+    better = _first(drafts, np.isin(drafts.prompt, np.flatnonzero(rates >= np.median(rates))))
+    dead = [(name, where) for name, where in groups if _collapsed(drafts, where, better, reference, name)]
     if not dead or len(dead) == len(groups):
         return None
     where = np.logical_or.reduce([mask for _, mask in dead])
@@ -122,13 +124,14 @@ def _by_context(drafts: Drafts, reference: Drafts | None) -> Part | None:
     return None
 
 
-def _collapsed(drafts: Drafts, where: Flags, reference: Drafts | None, name: str) -> bool:
+def _collapsed(drafts: Drafts, where: Flags, better: Interval, reference: Drafts | None, name: str) -> bool:
+    """``better``: acceptance of the better half of the prompts."""
     if int((where & (drafts.drafted >= 1)).sum()) < MIN_TRIED:
         return False
-    own, rest = _first(drafts, where), _first(drafts, ~where)
+    own = _first(drafts, where)
     if reference is None or name not in reference.prompts:
-        return _lower(own, rest, None)
-    return _lower(own, rest, reference.where(reference.prompt == reference.prompts.index(name)))
+        return _lower(own, better, None)
+    return _lower(own, better, reference.where(reference.prompt == reference.prompts.index(name)))
 
 
 def _lower(own: Interval, rest: Interval, reference: Drafts | None) -> bool:
