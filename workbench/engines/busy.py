@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--attach", type=Path, metavar="DIR", help="attach meanwhile, and write its bundle there")
     parser.add_argument("--server", action="store_true", help="serve over HTTP, and attach by address")
     parser.add_argument("--profile-steps", type=int, default=0, metavar="N", help="with --server: trace N steps too")
+    parser.add_argument("--gpu", type=int, default=0, metavar="N", help="the GPU it runs on, by nvidia-smi's number")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long to watch")
     options = parser.parse_args(arguments)
     try:
@@ -113,7 +114,7 @@ def _watch(
     try:
         attach(
             options.attach,
-            gpu=None if address else 0,
+            gpu=options.gpu,
             url=address,
             options=Options(
                 seconds=options.seconds,
