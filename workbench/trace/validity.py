@@ -14,6 +14,7 @@ from workbench.trace.bundle import Bundle
 from workbench.trace.claims import CLAIMS, Check, Claim, Severity
 from workbench.trace.launch_checks import graphs, launches, orphans
 from workbench.trace.record_checks import clocks, counters, losses, overhead, overlaps, times, window
+from workbench.trace.step_checks import steps
 
 __all__ = ["CLAIMS", "Check", "Claim", "Severity", "Verdict", "verdict"]
 
@@ -26,6 +27,7 @@ _JUDGES: tuple[Callable[[Bundle], Iterable[Check]], ...] = (
     graphs,
     overlaps,
     times,
+    steps,
     clocks,
     counters,
     overhead,

@@ -16,7 +16,15 @@ THROTTLED_SHARE = 0.2
 
 LESS_CLOCK = 0.03
 
-DOUBTS = ("head-loss", "launch-without-kernel", "missing-graph-nodes", "data-loss", "counter-gap")
+DOUBTS = (
+    "head-loss",
+    "launch-without-kernel",
+    "missing-graph-nodes",
+    "data-loss",
+    "counter-gap",
+    "steps-missing",
+    "clock-jump",
+)
 """Warnings that say records are missing. Errors always become findings."""
 
 
@@ -147,4 +155,6 @@ def _doubt(check: Check) -> Severity:
 def _table(check: str) -> str:
     if check.startswith("counter") or check == "throttled":
         return "counters"
+    if "step" in check or check in ("accepted-beyond-drafted", "clock-jump"):
+        return "steps"
     return "losses" if check in ("data-loss", "damaged") else "kernels"
