@@ -228,7 +228,9 @@ def new_state(shape: StepShape, capacity: int, rope: torch.Tensor, device: torch
 class WideBuffers:
     """What a step reads and writes besides weights and caches.
 
-    ``state`` int32 [2 + tokens]: how many, position of the first, ids. ``lanes`` int64 [grid, layers * 7 + 1, 3]:
+    ``state`` int32 [2 + tokens]: how many, position of the first, ids. ``best`` and ``routing`` are views of ``words``,
+    which begins with room for what ``chain_verify.decide_greedy`` makes of a step of all tokens, its choices being
+    ``best``, and ends with the experts: one copy brings both to the host. ``lanes`` int64 [grid, layers * 7 + 1, 3]:
     %globaltimer ns when a phase may start, 0 (in the first attention the CTA's SM), and when its part is done;
     ``trace`` fp32 [layers, ...]; both empty where the plan has none. ``hidden`` bf16 [tokens, hidden]: before the final
     norm; ``tapped`` bf16 [tokens, n, hidden]: what the n tapped layers leave, in rising order; ``tap_of`` int32
@@ -238,6 +240,7 @@ class WideBuffers:
     state: torch.Tensor
     scratch: torch.Tensor
     logits: torch.Tensor
+    words: torch.Tensor
     best: torch.Tensor
     routing: torch.Tensor
     sync: torch.Tensor
@@ -267,12 +270,16 @@ def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device, ta
 
     traced = sum(torch.Size(extents).numel() for extents in traced_extents(shape, plan.tokens).values())
     lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
+    t = plan.tokens
+    before = -(-3 * t // 4) * 4  # the experts begin at 16 bytes
+    words = allocate("best tokens and routing", (before + shape.layers * t * shape.top_k,), torch.int32)
     return WideBuffers(
         state=allocate("state", (2 + plan.tokens,), torch.int32),
         scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
         logits=allocate("logits", (plan.tokens, shape.vocab), torch.float32),
-        best=allocate("best tokens", (plan.tokens,), torch.int32),
-        routing=allocate("routing", (shape.layers, plan.tokens, shape.top_k), torch.int32),
+        words=words,
+        best=words[t + 1 : 2 * t + 1],
+        routing=words[before:].view(shape.layers, t, shape.top_k),
         sync=allocate("counters", (3 + shape.kv_heads * plan.tokens,), torch.int32),
         lanes=allocate("lanes", lanes, torch.int64),
         trace=allocate("trace", (shape.layers, traced) if plan.trace else (0,), torch.float32),

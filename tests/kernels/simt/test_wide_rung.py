@@ -18,9 +18,11 @@ from workbench.decode.model import Target
 from workbench.decode.precision import load_policy
 from workbench.decode.rungs import persistent_wide as rung
 from workbench.decode.rungs.agreement import agreement, fill_context
+from workbench.decode.rungs.decided import DecidedScores
 from workbench.decode.rungs.forward import EagerForward
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.random_model import random_model
+from workbench.decode.rungs.static import StepInputs, decided
 from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError, UnfitError
@@ -101,12 +103,12 @@ def test_a_wide_step_scores_as_the_eager_rung(on_the_cpu: None, width: int) -> N
 
 
 class Oracle:
-    """Drafts what the text will be, but for every fourth token."""
+    """Drafts what the text will be, but for every third token."""
 
-    name, max_draft = "oracle", 2
+    name = "oracle"
 
-    def __init__(self, text: Sequence[int], prompt: int) -> None:
-        self._text, self._prompt = text, prompt
+    def __init__(self, text: Sequence[int], prompt: int, max_draft: int) -> None:
+        self._text, self._prompt, self.max_draft = text, prompt, max_draft
 
     def reset(self) -> None:
         """Start again."""
@@ -120,21 +122,45 @@ class Oracle:
         self._seen += len(tokens)
 
     def propose(self, temperature: float, generator: torch.Generator | None) -> Proposal:
-        """Return the next two tokens, right or wrong."""
-        following = (*self._text, 0, 0)[self._seen : self._seen + 2]
+        """Return the next tokens, right or wrong."""
+        following = (*self._text, 0, 0)[self._seen : self._seen + self.max_draft]
         return Proposal(
-            torch.tensor([token if (self._seen + i) % 4 else 95 - token for i, token in enumerate(following)])
+            torch.tensor([token if (self._seen + i) % 3 else 95 - token for i, token in enumerate(following)])
         )
 
 
-def test_the_loop_writes_the_eager_text(on_the_cpu: None) -> None:
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_step_decides_as_plain_torch_does_and_sets_up_the_next(on_the_cpu: None, width: int) -> None:
+    """A width of the kernel's own, whose words are one piece, and one that it pads."""
+    target, packed, _ = build()
+    step = rung.WideStep(target, packed, CAPACITY, [width])
+    chosen: list[int] = []
+    for right in range(width):  # so many drafts stand
+        tokens = torch.tensor([17, *[token ^ (index >= right) for index, token in enumerate(chosen[: width - 1])]])
+        tokens = torch.cat((tokens, tokens.new_zeros(width - len(tokens))))
+        lengths = torch.full((4,), width, dtype=torch.int32)
+        found = step.end(step.begin(StepInputs(tokens, lengths[:1], lengths)))
+        assert isinstance(found, DecidedScores)
+        assert (found.words is not None) == (width == 2)
+        again, grown = torch.tensor([17, *tokens.tolist()[1:]]), torch.full((4,), width, dtype=torch.int32)
+        plain = decided(found, StepInputs(again, grown[:1], grown))
+        assert torch.equal(found.outcome, plain.outcome)
+        assert torch.equal(tokens, again)
+        assert torch.equal(lengths, grown)
+        if found.words is not None:
+            assert torch.equal(found.words[-found.experts.numel() :], found.experts.flatten())
+        chosen = found.outcome[width + 1 : 2 * width + 1].tolist()
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_the_loop_writes_the_eager_text(on_the_cpu: None, width: int) -> None:
     target, packed, expanded = build()
     prompt, count = [3, 90, 7, 11], 10
     plain = SequenceRecord(len(prompt))
     list(EagerEngine(expanded, NoDrafter(), SamplingRule(), capacity=CAPACITY).decode(prompt, count, plain))
-    forward = rung.wide_forward(target, packed, CAPACITY, 3)
-    drafter = Oracle(plain.tokens, len(prompt))
-    engine = Engine(forward, drafter, SamplingRule(), verify=DeviceVerifier(3, CPU))
+    forward = rung.wide_forward(target, packed, CAPACITY, width)
+    drafter = Oracle(plain.tokens, len(prompt), width - 1)
+    engine = Engine(forward, drafter, SamplingRule(), verify=DeviceVerifier(width, CPU))
     for _ in range(2):  # the second text stands at the first position again
         record = SequenceRecord(len(prompt))
         steps = list(engine.decode(prompt, count, record))

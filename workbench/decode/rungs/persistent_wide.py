@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from workbench.decode.model import Scores, Target
+from workbench.decode.rungs.decided import DecidedScores
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.persistent import step_shape, step_weights
-from workbench.decode.rungs.static import StaticForward, StepInputs, decided
+from workbench.decode.rungs.static import StaticForward, StepInputs
 from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError
 from workbench.kernels.persistent_shape import rope_table
@@ -142,7 +143,21 @@ class WideStep:
             taps=buffers.tapped[None, :width].to(self._dtype),
             experts=buffers.routing[:, :width],
         )
-        return decided(scores, state.inputs, buffers.best[:width].long()) if self._decide else scores
+        return self._decided(scores, state) if self._decide else scores
+
+    def _decided(self, scores: Scores, state: WideState) -> DecidedScores:
+        """Verify the step's own drafts in one launch, by the tokens the step chose."""
+        from workbench.kernels.chain_verify import decide_greedy  # needs triton, which checking a variant does not
+
+        buffers, inputs, width = state.engine.buffers, state.inputs, len(state.inputs.tokens)
+        words = buffers.words if width == state.engine.plan.tokens else None
+        if words is None:  # the kernel is wider: what lies in one piece is of its width
+            outcome = torch.empty(3 * width, dtype=torch.int32, device=self._device)
+            outcome[width + 1 : 2 * width + 1].copy_(buffers.best[:width])
+        else:
+            outcome = words[: 3 * width]
+        decide_greedy(inputs.tokens, outcome, inputs.lengths)
+        return DecidedScores(scores.logits, scores.hidden, scores.taps, scores.experts, outcome, words)
 
     def check(self) -> None:
         """Raise UnfitError where a step that the host has waited for went wrong."""
