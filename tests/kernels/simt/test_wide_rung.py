@@ -103,7 +103,7 @@ def test_a_wide_step_scores_as_the_eager_rung(on_the_cpu: None, width: int) -> N
 
 
 class Oracle:
-    """Drafts what the text will be, but for every third token."""
+    """Drafts what the text will be, but for a token now and then."""
 
     name = "oracle"
 
@@ -125,7 +125,9 @@ class Oracle:
         """Return the next tokens, right or wrong."""
         following = (*self._text, 0, 0)[self._seen : self._seen + self.max_draft]
         return Proposal(
-            torch.tensor([token if (self._seen + i) % 3 else 95 - token for i, token in enumerate(following)])
+            torch.tensor(
+                [token if (self._seen + i) % (self.max_draft + 2) else 95 - token for i, token in enumerate(following)]
+            )
         )
 
 
