@@ -554,8 +554,8 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "decide_greedy",
         chain_verify.decide_kernel,
-        {"tokens_ptr": "*i64", "outcome_ptr": "*i32", "lengths_ptr": "*i32"},
-        {"T": 8, "WIDE": 8, "LENGTHS": 8},
+        {"tokens_ptr": "*i64", **dict.fromkeys(("outcome_ptr", "lengths_ptr", "keep_ptr"), "*i32")},
+        {"T": 8, "WIDE": 8, "LENGTHS": 8, "KEEP": True},
         (),
         1,
         shape="T=8",

@@ -68,11 +68,17 @@ def greedy_kernel(
 
 
 @triton.jit
-def decide_kernel(tokens_ptr, outcome_ptr, lengths_ptr, T: tl.constexpr, WIDE: tl.constexpr, LENGTHS: tl.constexpr):
+def decide_kernel(
+    tokens_ptr, outcome_ptr, lengths_ptr, keep_ptr,
+    T: tl.constexpr, WIDE: tl.constexpr, LENGTHS: tl.constexpr, KEEP: tl.constexpr,
+):  # fmt: skip
     i = tl.arange(0, WIDE)
     chosen = tl.load(outcome_ptr + T + 1 + i, mask=i < T, other=-1)
     draft = tl.load(tokens_ptr + 1 + i, mask=i < T - 1, other=-2).to(tl.int32)
     kept = tl.min(tl.where(chosen == draft, WIDE, i), 0)  # position T - 1 has no draft, so it never matches
+    if KEEP:
+        told = tl.load(keep_ptr)
+        kept = tl.where(told < 0, kept, tl.minimum(told, T - 1))
     last = tl.sum(tl.where(i == kept, chosen, 0), 0)
     tl.store(outcome_ptr + i, tl.where(i < kept, draft, tl.where(i == kept, last, -1)), mask=i < T)
     tl.store(outcome_ptr + T, kept + 1)
@@ -209,12 +215,15 @@ def verify_greedy(
     return committed, count
 
 
-def decide_greedy(tokens: torch.Tensor, outcome: torch.Tensor, lengths: torch.Tensor) -> None:
+def decide_greedy(
+    tokens: torch.Tensor, outcome: torch.Tensor, lengths: torch.Tensor, *, keep: torch.Tensor | None = None
+) -> None:
     """Verify the drafts among ``tokens`` int64[T] (the last committed token, then the drafts) and go on.
 
     ``outcome`` int32[3 T] is committed [T], count [1], the target's choices [T], drafts [T - 1]; the choices are there
     already, the rest is written. ``tokens``[0] becomes the last committed token, and every one of ``lengths`` int32[n]
-    grows by the count. Raises InputError before launch for shapes or types that do not fit.
+    grows by the count. ``keep`` int32[1]: from 0 on, so many drafts are kept whatever they are (simulated acceptance).
+    Raises InputError before launch for shapes or types that do not fit.
     """
     kernel = "decide_greedy"
     expect(kernel, "tokens", tokens, torch.int64, (None,), device=outcome.device)
@@ -222,9 +231,12 @@ def decide_greedy(tokens: torch.Tensor, outcome: torch.Tensor, lengths: torch.Te
     require(kernel, 1 <= width <= 64, f"tokens holds {width} tokens, the kernel takes 1 to 64")
     expect(kernel, "outcome", outcome, torch.int32, (3 * width,), device=outcome.device)
     expect(kernel, "lengths", lengths, torch.int32, (None,), device=outcome.device)
+    if keep is not None:
+        expect(kernel, "keep", keep, torch.int32, (1,), device=outcome.device)
     decide_kernel[(1,)](
-        tokens, outcome, lengths, T=width, WIDE=power_of_2(width), LENGTHS=lengths.shape[0], num_warps=1
-    )
+        tokens, outcome, lengths, lengths if keep is None else keep, T=width, WIDE=power_of_2(width),
+        LENGTHS=lengths.shape[0], KEEP=keep is not None, num_warps=1,
+    )  # fmt: skip
 
 
 def verify_rejection(

@@ -53,6 +53,21 @@ def test_the_end_of_a_step_sets_up_the_next(
     assert lengths.tolist() == [100 + count, 103 + count, count]
 
 
+@pytest.mark.parametrize(
+    ("keep", "committed"),
+    [(-1, [5, 6, -1, -1]), (0, [5, -1, -1, -1]), (2, [5, 4, 7, -1]), (3, [5, 4, 2, 8]), (9, [5, 4, 2, 8])],
+)
+def test_acceptance_can_be_told(device: torch.device, keep: int, committed: list[int]) -> None:
+    inputs, chosen = torch.tensor([9, 5, 4, 2], device=device), [5, 6, 7, 8]
+    outcome = torch.tensor([0] * 5 + chosen + [0] * 3, dtype=torch.int32, device=device)
+    lengths = torch.tensor([100], dtype=torch.int32, device=device)
+    decide_greedy(inputs, outcome, lengths, keep=torch.tensor([keep], dtype=torch.int32, device=device))
+    count = sum(token >= 0 for token in committed)
+    assert outcome.tolist() == [*committed, count, *chosen, 5, 4, 2]
+    assert inputs.tolist() == [committed[count - 1], 5, 4, 2]
+    assert lengths.tolist() == [100 + count]
+
+
 @pytest.mark.parametrize("with_logits", [False, True])
 def test_rejection_has_the_targets_distribution(device: torch.device, with_logits: bool) -> None:
     """First committed token of many launches against p: four standard deviations on every frequency."""
