@@ -46,6 +46,11 @@ Fault = Literal[
     "sleep-per-step",
     "recompute-prefix",
     "block-positions",
+    "wait-per-layer",
+    "pause-between-steps",
+    "collector-pauses",
+    "accept-cap",
+    "vocabulary-offset",
 ]
 """Mistakes that can be planted in an engine (workbench/decode/rungs/faults.py, docs/reference/rungs.md)."""
 
@@ -214,7 +219,7 @@ class PlantedFault(Section):
     variant: Name | None = Field(default=None, description="the variant it is planted in; default: the fault's name")
     clean: str = Field(default="clean", description="variant that is the same without it; empty: there is none")
     mutation: str | None = Field(default=None, description="data faults: what is done to a bundle's tables")
-    trace: str | None = Field(default=None, description="data faults: trace they are planted in, relative to the file")
+    trace: str | None = Field(default=None, description="data faults: trace or recorded bundle they are planted in, relative to the file")
 
 
 class ScenarioFile(Section):

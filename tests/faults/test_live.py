@@ -26,8 +26,13 @@ ACCEPTANCE = (
     "quantised-projections",
     "unshared-head-mtp",
     "looping-text",
+    "accept-cap",
+    "vocabulary-offset",
 )
-TIMED = {"step-outliers", "noisy-run", "unfused-sampling", "verify-and-sampling", "context-cost", "host-bound"}
+TIMED = {
+    *("step-outliers", "noisy-run", "unfused-sampling", "verify-and-sampling", "context-cost", "host-bound"),
+    *("cpu-contention", "between-steps", "slower-than-twin", "data-movement"),
+}
 """Findings that a busy machine may add to any run."""
 
 

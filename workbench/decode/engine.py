@@ -71,7 +71,7 @@ class Engine:
     """Runs one sequence at a time over ``forward``.
 
     ``acceptance`` overrides verification and makes the output meaningless. ``verify`` replaces the verification in
-    plain torch, ``acceptance`` included.
+    plain torch, ``acceptance`` included; what is used is ``judge``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Engine:
     ) -> None:
         self.forward, self.drafter, self.rule = forward, drafter, rule
         self.end_token, self.acceptance = end_token, acceptance
-        self._judge: Verify = verify or self._verify
+        self.judge: Verify = verify or self._verify
         self.clock: PhaseClock = phase_clock(forward.device)
 
     @torch.inference_mode()
@@ -128,7 +128,7 @@ class Engine:
                     scores = self.forward.score(self.forward.assemble(news[-1:], proposal.tokens))
                 self.clock.mark()
                 with annotate("verify"):
-                    verdict = self._judge(proposal, scores, generator)
+                    verdict = self.judge(proposal, scores, generator)
                     committed = self._until_end(verdict.tokens)
                     self.forward.length += len(committed)
                     on_device = verdict.device_tokens

@@ -23,6 +23,7 @@ from workbench.decode.mtp import MtpHead
 from workbench.decode.precision import Policy, load_policy
 from workbench.decode.prompts import read_prompts
 from workbench.decode.rungs.build import build_rung, drafter_target
+from workbench.decode.rungs.faulty import OffsetDrafter, PausingEngine, cap_acceptance
 from workbench.decode.rungs.fit import (
     base_format,
     check_variants,
@@ -107,7 +108,10 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
     trained = variant.model.weights == "trained"
     acceptance = _acceptance(variant) if simulated else None
     rung = build_rung(variant, weights, capacity, acceptance)
-    engine = Engine(
+    make = PausingEngine if "pause-between-steps" in variant.engine.faults else Engine
+    if "vocabulary-offset" in variant.engine.faults:
+        drafter = OffsetDrafter(drafter, spec.vocab)
+    engine = make(
         rung.forward,
         drafter,
         SamplingRule(
@@ -119,6 +123,8 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
         acceptance=acceptance,
         verify=rung.verify,
     )
+    if "accept-cap" in variant.engine.faults:
+        engine.judge = cap_acceptance(engine.judge)
     held = plan.held(stored, base_format(device), packed=stays_packed(variant))
     whole, tp = load_shape(variant), variant.model.tp
     return Pipeline(variant, spec, whole, tp, device, dtype, stored, held, engine, prompts, rung.experts)

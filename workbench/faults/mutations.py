@@ -14,13 +14,17 @@ import pyarrow.compute as pc
 from workbench.errors import InputError
 from workbench.field_errors import suggestion
 from workbench.trace.bundle import Bundle, BundleWriter
-from workbench.trace.schema import TABLES, arrow_schema
+from workbench.trace.schema import TABLES, arrow_schema, table
 
 Tables = dict[str, pa.Table]
 Mutation = Callable[[Tables], None]
 
 SKEW_NS = 400_000
 """By how much ``skew_clock`` moves the device's clock back; launch delays are some 10 us."""
+
+BACK_NS = 3_600 * 10**9
+TIMED = ("steps", "sequences", "host", "kernels", "syncs", "counters", "lanes")
+"""Tables whose rows have times."""
 
 
 def drop_kernels(tables: Tables) -> None:
@@ -92,6 +96,33 @@ def overlap_launches(tables: Tables) -> None:
     tables["kernels"] = kernels.set_column(at, "start_ns", pa.array(np.minimum(start, end)))
 
 
+def repeat_steps(tables: Tables) -> None:
+    """Write every eighth step twice, as a recorder does that retries."""
+    steps = tables["steps"]
+    again = steps.filter(pa.array(np.arange(steps.num_rows) % 8 == 3))
+    first = int(pc.max(steps["step_id"]).as_py() or 0) + 1
+    at = steps.column_names.index("step_id")
+    again = again.set_column(at, steps.schema.field(at), pa.array(np.arange(first, first + again.num_rows)))
+    tables["steps"] = pa.concat_tables([steps, again])
+
+
+def set_clock_back(tables: Tables) -> None:
+    """Set the clock back by BACK_NS halfway through the first sequence, for all that is recorded from then on."""
+    steps = tables["steps"]
+    own = steps.filter(pc.equal(steps["sequence_id"], pc.min(steps["sequence_id"])))
+    moment = int(np.median(own["start_ns"].to_numpy()))
+    for name in TIMED:
+        rows, ordered = tables[name], table(name).order
+        if not rows.num_rows:
+            continue
+        later = pc.fill_null(pc.greater(rows[ordered[0]], moment), False)
+        for column in ordered:
+            moved = pc.if_else(later, pc.subtract(rows[column], BACK_NS), rows[column])
+            at = rows.column_names.index(column)
+            rows = rows.set_column(at, rows.schema.field(at), moved)
+        tables[name] = rows
+
+
 MUTATIONS: Mapping[str, Mutation] = MappingProxyType(
     {
         "drop-kernels": drop_kernels,
@@ -103,6 +134,8 @@ MUTATIONS: Mapping[str, Mutation] = MappingProxyType(
         "throttle": throttle,
         "zero-counters": zero_counters,
         "overlap-launches": overlap_launches,
+        "repeat-steps": repeat_steps,
+        "set-clock-back": set_clock_back,
     }
 )
 
@@ -112,12 +145,12 @@ def mutate(source: Bundle, name: str, out: Path) -> Path:
     name."""
     if name not in MUTATIONS:
         raise InputError(f"no mutation {name!r}", hint=suggestion(name, sorted(MUTATIONS)))
-    tables = {table: source.table(table) for table in TABLES}
+    tables = {one: source.table(one) for one in TABLES}
     MUTATIONS[name](tables)
     with BundleWriter.create(out, source.manifest) as writer:
-        for table, data in tables.items():
+        for one, data in tables.items():
             if data.num_rows:
-                writer.append_table(table, data)
+                writer.append_table(one, data)
     return out
 
 

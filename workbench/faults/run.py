@@ -84,9 +84,11 @@ def _planted(case: Case, out: Path, known: dict[str, Path]) -> Place:
     assert trace is not None  # noqa: S101 - asked by the caller
     if case.fault.mutation is None:
         raise InputError(f"{case.path}: fault {case.name!r}: mutation is needed beside trace")
-    if not trace.is_file():
+    if not trace.exists():
         return Place(case, None, why=f"{trace.name} is part of a checkout and not of this installation")
     key = str(trace)
+    if trace.is_dir():
+        known[key] = trace  # a recorded run
     if key not in known:
         from workbench.ingest.bundle import bundle_name, ingest_kineto
 

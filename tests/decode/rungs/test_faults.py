@@ -13,14 +13,21 @@ import torch
 
 from workbench.decode.drafters.protocol import Proposal, TargetFeatures
 from workbench.decode.drafters.simulated import SimulatedDrafter
-from workbench.decode.engine import Engine, SamplingRule, SequenceRecord
-from workbench.decode.model import Scores
+from workbench.decode.engine import Engine, SamplingRule, SequenceRecord, StepRecord
+from workbench.decode.model import Block, Scores
 from workbench.decode.pipeline import build_pipeline
-from workbench.decode.rungs import attend, expert_pass, feed, fused, small_ops
+from workbench.decode.rungs import attend, expert_pass, faulty, feed, fused, small_ops
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.build import build_rung, drafter_target
 from workbench.decode.rungs.faults import REGISTER_CAP, RUNGS_OF_FAULT, check_faults
-from workbench.decode.rungs.faulty import BUSY_NS, FaultyForward, RecomputingForward
+from workbench.decode.rungs.faulty import (
+    BUSY_NS,
+    COLLECT_EVERY,
+    COLLECT_NS,
+    LAYER_NS,
+    FaultyForward,
+    RecomputingForward,
+)
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.plan import PLANS
 from workbench.decode.rungs.static import StaticForward
@@ -121,7 +128,7 @@ def test_unfused_sampling_chooses_the_same_tokens(models: Callable[..., Any], un
     model = models("gpt-oss")
     clean, _ = decode(model, "graph")
     tokens, engine = decode(model, "graph", "unfused-sampling")
-    assert isinstance(engine._judge, UnfusedVerifier)
+    assert isinstance(engine.judge, UnfusedVerifier)
     assert tokens == clean
 
 
@@ -387,3 +394,76 @@ def test_stuck_positions_make_every_mask_guess_the_same() -> None:
     ).engine.drafter
     clean.observe(tokens, TargetFeatures(scores.hidden[0], scores.taps[0]))
     assert len(set(clean.propose(0.0, None).tokens.tolist())) > 1
+
+
+def test_layers_that_wait_change_no_token_and_no_other_model(models: Callable[..., Any]) -> None:
+    model = models("gpt-oss")
+    clean, _ = decode(model, "eager")
+    tokens, engine = decode(model, "eager", "wait-per-layer")
+    assert tokens == clean
+    before = time.perf_counter_ns()
+    score(engine.forward, 1)
+    assert time.perf_counter_ns() - before >= model.spec.layers * LAYER_NS
+    assert decode(model, "eager")[1].forward._target.blocks[0].__class__ is Block  # type: ignore[attr-defined]
+
+
+def test_a_collector_pauses_some_steps(models: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(faulty, "_compute", pauses.append)
+    model = models("gpt-oss")
+    clean, _ = decode(model, "eager")
+    tokens, engine = decode(model, "eager", "collector-pauses")
+    assert tokens == clean
+    for _ in range(2 * COLLECT_EVERY):
+        score(engine.forward, 1)
+    assert pauses == [COLLECT_NS] * 2
+
+
+def nano(*faults: str, prompts: int = 1) -> tuple[list[list[int]], list[StepRecord]]:
+    """The outputs and all steps of the shipped model with its MTP drafter."""
+    text = f"""
+    name = "v"
+    engine = {{ device = "cpu", threads = 1, faults = {list(faults)} }}
+    drafter = {{ kind = "mtp", depth = 2 }}
+    prompts = {{ count = {prompts}, new_tokens = 24, max_prompt_tokens = 40 }}
+    """
+    pipeline = build_pipeline(parse_scenario(text, source="test", folder=Path()).variants()[0])
+    outputs, steps = [], []
+    for prompt in pipeline.prompts:
+        record = SequenceRecord(len(prompt.tokens))
+        steps += list(pipeline.engine.decode(prompt.tokens, 24, record))
+        outputs.append(record.tokens)
+    return outputs, steps
+
+
+def test_a_cap_on_acceptance_changes_no_token() -> None:
+    text, steps = nano()
+    assert max(step.accepted for step in steps) == 2
+    capped, steps = nano("accept-cap")
+    assert capped == text
+    assert max(step.accepted for step in steps) == 1
+    assert all(len(step.tokens) == step.accepted + 1 for step in steps)
+
+
+def test_every_third_sequence_is_drafted_with_other_ids() -> None:
+    text, _ = nano(prompts=3)
+    offset, steps = nano("vocabulary-offset", prompts=3)
+    assert offset == text
+    accepted = [step.accepted for step in steps]
+    third = len(steps) - next(n for n in range(1, len(steps)) if sum(len(s.tokens) for s in steps[-n:]) >= 23)
+    assert sum(accepted[:third]) > 0
+    assert sum(accepted[third:]) == 0
+
+
+def test_an_engine_that_pauses_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[int] = []
+    monkeypatch.setattr(faulty, "_compute", pauses.append)
+    text, steps = nano("pause-between-steps")
+    assert text == nano()[0]
+    assert pauses == [BUSY_NS] * len(steps)
+
+
+def test_faults_of_acceptance_need_a_drafter() -> None:
+    for fault in ("accept-cap", "vocabulary-offset"):
+        with pytest.raises(InputError, match="needs a drafter"):
+            check_faults(variant("eager", fault))

@@ -9,7 +9,7 @@ from workbench.decode.model import Target
 from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.faults import REGISTER_CAP
-from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward
+from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward, waiting_layers
 from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
@@ -54,13 +54,14 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8, decide=decide)
     if "recompute-prefix" in faults:
         forward = RecomputingForward(forward)
-    if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step"}:
+    if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step", "collector-pauses"}:
         forward = FaultyForward(
             forward,
             item="item-per-step" in faults,
             upload="pageable-copy" in faults,
             busy="busy-host" in faults,
             sleep="sleep-per-step" in faults,
+            collect="collector-pauses" in faults,
         )
     if "unfused-sampling" in faults:
         return Runner(forward, UnfusedVerifier(acceptance), experts)
@@ -113,6 +114,8 @@ def _forward(
         target = narrow_activations(target)
     if "w4a4" in faults:
         target = round_activations(target)
+    if "wait-per-layer" in faults:
+        target = waiting_layers(target)
     if not plan.graph:
         return EagerForward(target, capacity, over_read="kv-over-read" in faults)
     slots = capacity + StaticForward.slack(widths)

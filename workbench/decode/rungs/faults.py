@@ -35,6 +35,11 @@ RUNGS_OF_FAULT: Mapping[Fault, frozenset[Rung]] = MappingProxyType(
         "busy-host": _LOOP,  # Python computes before every forward
         "sleep-per-step": _LOOP,  # the host sleeps before every forward
         "recompute-prefix": frozenset({"eager"}),  # every step runs the whole sequence again
+        "wait-per-layer": frozenset({"eager"}),  # the host sleeps before every layer
+        "pause-between-steps": _LOOP,  # Python computes after every step, before the next begins
+        "collector-pauses": _LOOP,  # every 16th step pauses before its forward
+        "accept-cap": frozenset({"eager"}),  # at most one draft token is accepted
+        "vocabulary-offset": _LOOP,  # every third sequence is drafted with token ids that are off by one
         "block-positions": _LOOP,  # every mask of the drafter's block claims the first one's position
     }
 )
@@ -48,6 +53,8 @@ _WHY_NOT: Mapping[Fault, str] = MappingProxyType(
         "graph-break": "it has no graph to break",
         "recompute-prefix": "its steps have fixed widths",
         "w4a4": "its kernels have no such product",
+        "wait-per-layer": "its layers are not called one by one from the host",
+        "accept-cap": "its acceptance runs on the device",
     }
 )
 
@@ -66,6 +73,8 @@ def check_faults(variant: Variant) -> None:
             raise InputError(f"{where}: {fault!r} needs drafter.kind 'dflash', which alone reads taps")
         if fault == "block-positions" and variant.drafter.kind != "dflash":
             raise InputError(f"{where}: {fault!r} needs drafter.kind 'dflash', which alone drafts a block")
+        if fault in ("accept-cap", "vocabulary-offset") and variant.drafter.kind not in ("mtp", "dflash", "ngram"):
+            raise InputError(f"{where}: {fault!r} needs a drafter", hint="drafter.kind mtp, dflash or ngram")
         if fault == "unshared-head" and variant.drafter.kind not in ("mtp", "dflash"):
             raise InputError(f"{where}: {fault!r} needs a drafter that reads a head", hint="drafter.kind mtp or dflash")
         if fault == "unfused-sampling" and variant.sampling.method != "greedy":
