@@ -409,3 +409,36 @@ def test_a_clock_placed_badly_for_one_variant_says_nothing_of_the_other(tmp_path
         judged = verdict(bundle)
     assert "clock-residual" not in found(judged.of("a"))
     assert not judged.of("b").allows("order")
+
+
+@pytest.mark.parametrize(("device_offset", "order_holds"), [(5, True), (6, False)])
+def test_a_trace_placed_as_a_whole_keeps_its_order(tmp_path: Path, device_offset: int, order_holds: bool) -> None:
+    sources = [
+        ClockSource(name=f"kernels, {what}: a", offset_ns=offset, residual_ns=100_000)
+        for what, offset in (("host", 5), ("device", device_offset))
+    ]
+    manifest = Manifest(source="run", clock=Clock(sources=sources), variants=[VariantRecord(name="a")])
+    with BundleWriter.create(tmp_path / "b", manifest):
+        pass
+    with Bundle.open(tmp_path / "b") as bundle:
+        judged = verdict(bundle).of("a")
+    assert judged.allows("order") is order_holds
+    assert [check.severity for check in judged.checks if check.id == "clock-residual"] == (
+        ["warning"] if order_holds else ["error", "error"]
+    )
+
+
+def test_overlaps_of_one_variant_are_not_the_other_s(tmp_path: Path) -> None:
+    manifest = Manifest(source="run", variants=[VariantRecord(name=name) for name in ("a", "b")])
+    rows = [
+        {"kernel_id": 0, "variant": "a", **kernel(0, 1, 10)},
+        {"kernel_id": 1, "variant": "a", **kernel(5, 2, 10)},
+        {"kernel_id": 2, "variant": "b", **kernel(0, 3, 4)},
+        {"kernel_id": 3, "variant": "b", **kernel(5, 4, 10)},
+    ]
+    with BundleWriter.create(tmp_path / "b", manifest) as writer:
+        writer.append("kernels", rows)
+    with Bundle.open(tmp_path / "b") as bundle:
+        judged = verdict(bundle)
+    assert not judged.of("a").allows("kernel-sums")
+    assert judged.of("b").allows("kernel-sums")
