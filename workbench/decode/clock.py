@@ -24,8 +24,8 @@ class PhaseClock(Protocol):
     def mark(self) -> int:
         """Note a moment and return its handle."""
 
-    def times(self) -> list[int]:
-        """Wait for all marks taken since the last call and return them as monotonic nanoseconds, in order."""
+    def times(self, count: int | None = None) -> list[int]:
+        """Wait for the first ``count`` marks not yet returned (default: all); return them in monotonic ns, in order."""
 
 
 class HostClock:
@@ -42,9 +42,10 @@ class HostClock:
         self._marks.append(time.perf_counter_ns())
         return len(self._marks) - 1
 
-    def times(self) -> list[int]:
+    def times(self, count: int | None = None) -> list[int]:
         """Return the readings."""
-        marks, self._marks = self._marks, []
+        count = len(self._marks) if count is None else count
+        marks, self._marks = self._marks[:count], self._marks[count:]
         return marks
 
 
@@ -84,6 +85,7 @@ class CudaClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream: Any = torch.cuda.current_stream(device)  # asked for once a sequence: asking takes microseconds
         self._events: list[Any] = []
         self._spare: list[Any] = []
         self._place: Callable[[], Anchor] = self._waited
@@ -103,6 +105,7 @@ class CudaClock:
 
     def anchor(self) -> None:
         """Take a new anchor. What the old one, carried on as far as marks were placed, is wrong by is residual."""
+        self._stream = torch.cuda.current_stream(self._device)
         try:
             new = self._place()
         except UnfitError:  # a marker that could not answer: the next one may
@@ -123,9 +126,10 @@ class CudaClock:
         self._events.append(self._record(self._spare.pop()) if self._spare else self._event())
         return len(self._events) - 1
 
-    def times(self) -> list[int]:
-        """Wait for the last event and place all of them."""
-        events, self._events = self._events, []
+    def times(self, count: int | None = None) -> list[int]:
+        """Wait for the last of the events and place all of them."""
+        count = len(self._events) if count is None else count
+        events, self._events = self._events[:count], self._events[count:]
         if not events:
             return []
         events[-1].synchronize()
@@ -146,7 +150,7 @@ class CudaClock:
         return self._record(make(enable_timing=True))
 
     def _record(self, event: Any) -> Any:
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(self._stream)
         return event
 
     def _waited(self) -> WaitedAnchor:

@@ -1,19 +1,21 @@
 """The decode loop: draft, verify, commit, one step after another, over whatever rung runs the target."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
+from workbench.decode.ahead import AheadLoop
 from workbench.decode.clock import PhaseClock, phase_clock
 from workbench.decode.drafters.protocol import Drafter, Proposal, TargetFeatures
-from workbench.decode.host_use import HostMeter, HostUse
+from workbench.decode.host_use import HostMeter
 from workbench.decode.model import Scores, Target
-from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.record import Annotate, SamplingRule, SequenceRecord, StepRecord
+from workbench.decode.rungs.forward import AheadForward, EagerForward, Forward
 from workbench.decode.sampling import draw, probabilities
 from workbench.decode.verify import Verdict, verify_greedy, verify_sampled
+from workbench.errors import InputError
 
 Acceptance = Callable[[int], int]
 """Simulated acceptance: how many of n drafted tokens are kept, whatever they are."""
@@ -21,50 +23,16 @@ Acceptance = Callable[[int], int]
 Verify = Callable[[Proposal, Scores, torch.Generator], Verdict]
 """Decides which drafts stand and what follows them; the default is lossless verification in plain torch."""
 
-Annotate = Callable[[str], AbstractContextManager[object]]
-"""Opens a named span for an instrument; the default opens nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingRule:
-    """How tokens are chosen: ``temperature`` 0 is greedy."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    """One decode step. Times are monotonic nanoseconds; counts are tokens.
-
-    Drafting is [start, draft_end), the verify forward [draft_end, forward_end), acceptance and commit
-    [forward_end, end). ``context``: cached tokens before the step. ``width``: tokens scored. ``experts``: distinct
-    routed experts per MoE layer. ``host``: what the decoding thread used, read just before and just after the step.
-    """
-
-    start_ns: int
-    draft_end_ns: int
-    forward_end_ns: int
-    end_ns: int
-    context: int
-    width: int
-    drafted: int
-    accepted: int
-    tokens: tuple[int, ...]
-    experts: tuple[int, ...]
-    host: HostUse | None = None
-
-
-@dataclass(slots=True)
-class SequenceRecord:
-    """One generated sequence: prefill times, new tokens, why it ended."""
-
-    prompt_tokens: int
-    prefill_start_ns: int = 0
-    prefill_end_ns: int = 0
-    tokens: list[int] = field(default_factory=list)
-    finish: str = "aborted"
+__all__ = [
+    "Acceptance",
+    "Annotate",
+    "EagerEngine",
+    "Engine",
+    "SamplingRule",
+    "SequenceRecord",
+    "StepRecord",
+    "Verify",
+]
 
 
 class Engine:
@@ -83,11 +51,15 @@ class Engine:
         end_token: int | None = None,
         acceptance: Acceptance | None = None,
         verify: Verify | None = None,
+        ahead: Verify | None = None,
     ) -> None:
         self.forward, self.drafter, self.rule = forward, drafter, rule
         self.end_token, self.acceptance = end_token, acceptance
         self.judge: Verify = verify or self._verify
         self.clock: PhaseClock = phase_clock(forward.device)
+        self.run_ahead = ahead is not None
+        self._read_ahead = ahead
+        self._put_back: list[int] = []
 
     @torch.inference_mode()
     def decode(
@@ -115,6 +87,13 @@ class Engine:
         features = _features(scores, len(prompt))
 
         with HostMeter() as meter:
+            if self.run_ahead and first != self.end_token:
+                self.drafter.observe(news, features)
+                if not isinstance(self.forward, AheadForward):
+                    raise InputError("engine: this forward cannot run ahead", hint="engine.run_ahead = false")
+                ahead = AheadLoop(self, self.forward, news[-1:], new_tokens, record)
+                yield from ahead.run(generator, annotate, meter)
+                news = torch.tensor(record.tokens[-1:], device=device)
             while len(record.tokens) < new_tokens and record.tokens[-1] != self.end_token:
                 context = self.forward.length
                 before = meter.read()
@@ -123,13 +102,14 @@ class Engine:
                     self.drafter.observe(news, features)
                     proposal = self.drafter.propose(rule.temperature, generator)
                     proposal = _trim(proposal, new_tokens - len(record.tokens))
+                    drafted = proposal.tokens.shape[0]
                 self.clock.mark()
                 with annotate("forward"):
                     scores = self.forward.score(self.forward.assemble(news[-1:], proposal.tokens))
                 self.clock.mark()
                 with annotate("verify"):
                     verdict = self.judge(proposal, scores, generator)
-                    committed = self._until_end(verdict.tokens)
+                    committed = self.until_end(verdict.tokens)
                     self.forward.length += len(committed)
                     on_device = verdict.device_tokens
                     news = torch.tensor(committed, device=device) if on_device is None else on_device[: len(committed)]
@@ -145,11 +125,11 @@ class Engine:
                     forward_end,
                     end,
                     context=context,
-                    width=len(proposal.tokens) + 1,
-                    drafted=len(proposal.tokens),
+                    width=drafted + 1,
+                    drafted=drafted,
                     accepted=min(verdict.accepted, len(committed)),
                     tokens=committed,
-                    experts=_distinct(scores),
+                    experts=scores.distinct(),
                     host=used,
                 )
         record.finish = "eos" if record.tokens[-1] == self.end_token else "length"
@@ -172,7 +152,23 @@ class Engine:
             return int(logits.argmax())
         return int(draw(self._distribution(logits), generator))
 
-    def _until_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    def read_ahead(self, proposal: Proposal, scores: Scores, generator: torch.Generator) -> Verdict:
+        """Wait for a step of a loop that runs ahead and return what the device decided."""
+        assert self._read_ahead is not None  # noqa: S101 - nobody runs ahead without
+        return self._read_ahead(proposal, scores, generator)
+
+    def draw(self, drafted: int) -> int | None:
+        """Return how many of ``drafted`` tokens simulated acceptance keeps; None without it."""
+        if self.acceptance is None:
+            return None
+        return self._put_back.pop(0) if self._put_back else self.acceptance(drafted)
+
+    def put_back(self, drawn: list[int]) -> None:
+        """Return draws of steps that were dropped."""
+        self._put_back += drawn
+
+    def until_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return ``tokens`` up to the first end token, that included."""
         if self.end_token is None or self.end_token not in tokens:
             return tokens
         return tokens[: tokens.index(self.end_token) + 1]
@@ -198,14 +194,9 @@ class EagerEngine(Engine):
 def _trim(proposal: Proposal, remaining: int) -> Proposal:
     """Keep what can still be committed beside the bonus token, with ``remaining`` >= 1 tokens to go."""
     keep = remaining - 1
-    if len(proposal.tokens) <= keep:
+    if proposal.tokens.shape[0] <= keep:
         return proposal
     return Proposal(proposal.tokens[:keep], None if proposal.probs is None else proposal.probs[:keep])
-
-
-def _distinct(scores: Scores) -> tuple[int, ...]:
-    """Count the distinct experts of each MoE layer; a copy to the host where the step has not made it."""
-    return tuple(len({expert for row in layer for expert in row}) for layer in scores.routed())
 
 
 def _features(scores: Scores, count: int) -> TargetFeatures:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,10 +32,15 @@ class Scores:
     taps: Tensor
     experts: Tensor
 
-    def routed(self) -> list[list[list[int]]]:
-        """Return the experts on the host; waits for the step."""
-        found: list[list[list[int]]] = self.experts.tolist()
-        return found
+    def distinct(self) -> tuple[int, ...]:
+        """Return how many distinct experts each layer chose; waits for the step."""
+        return distinct_experts(self.experts.flatten(1).numpy(force=True))
+
+
+def distinct_experts(chosen: npt.NDArray[np.integer[Any]]) -> tuple[int, ...]:
+    """Return how many distinct values each row of ``chosen`` [layers with experts, n] has."""
+    # Rows are a few numbers long: sets of them are done before NumPy has sorted.
+    return tuple(map(len, map(set, chosen.tolist())))
 
 
 class Block(nn.Module):

@@ -1,6 +1,6 @@
 """The persistent rung's weights against the kernel's own reference; the kernel itself needs a GPU."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -105,11 +105,12 @@ class FakeEngine(persistent_kernel.PersistentEngine):
         self.plan = plan or persistent_kernel.make_plan(shape, 4)
         self.buffers = persistent_kernel.make_buffers(shape, self.plan, capacity, rope, CPU)
         self.ran: list[tuple[int, int]] = []
+        self.wrong = -1  # the position at which a launch goes wrong
 
     def step(self) -> None:
         token, position = self.buffers.state.tolist()
         self.ran.append((token, position))
-        if token >= self.shape.vocab:
+        if token >= self.shape.vocab or position == self.wrong:
             self.buffers.sync[persistent_kernel.FLAGS_AT] = 4
             return
         following = (5 * token + position) % self.shape.vocab
@@ -165,6 +166,53 @@ def test_a_step_that_went_wrong_is_refused_where_its_token_is_read(fake: Persist
         DeviceVerifier(1, CPU)(Proposal(torch.empty(0, dtype=torch.int64)), scores, torch.Generator())
     fake.score(torch.tensor([[5]]))
     assert fake.engine.ran[-1] == (5, 0)
+
+
+def test_the_loop_runs_ahead_of_the_kernel(fake: PersistentForward) -> None:
+    prompt, verify = [3, 90, 7], DeviceVerifier(1, CPU)
+    found = []
+    for ahead in (None, verify):
+        engine, record = Engine(fake, NoDrafter(), SamplingRule(), verify=verify, ahead=ahead), SequenceRecord(3)
+        steps = [(step.context, step.tokens, step.experts) for step in engine.decode(prompt, 12, record)]
+        kernel = cast("FakeEngine", fake.engine)
+        found.append((record.tokens, record.finish, steps, kernel.ran[3:]))
+        kernel.ran.clear()
+    assert found[0] == found[1]
+
+
+def test_a_launch_that_goes_wrong_ends_the_text_at_its_own_step(fake: PersistentForward) -> None:
+    prompt, verify = [3, 90, 7], DeviceVerifier(1, CPU)
+    engine = Engine(fake, NoDrafter(), SamplingRule(), verify=verify, ahead=verify)
+    kernel = cast("FakeEngine", fake.engine)
+    kernel.wrong = 6  # the position of the fourth step
+    record = SequenceRecord(3)
+    steps = engine.decode(prompt, 12, record)
+    assert [next(steps).context for _ in range(3)] == [3, 4, 5]
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
+        next(steps)
+    assert len(record.tokens) == 4
+    kernel.wrong = -1
+    assert len(list(engine.decode(prompt, 12, SequenceRecord(3)))) == 11  # the device is as it was
+    kernel.wrong = 4
+    steps = engine.decode(prompt, 12, SequenceRecord(3))
+    assert next(steps).context == 3
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
+        steps.close()  # type: ignore[attr-defined]  # a generator; the step under way is not lost silently
+
+
+@pytest.mark.gpu
+def test_the_captured_launch_runs_ahead() -> None:
+    device = torch.device("cuda")
+    target, packed, _ = build(device)
+    forward, verify, texts = PersistentForward(target, packed, CAPACITY), DeviceVerifier(1, device), []
+    for ahead in (None, verify, None, verify):
+        engine, record = Engine(forward, NoDrafter(), SamplingRule(), verify=verify, ahead=ahead), SequenceRecord(4)
+        steps = [(step.context, step.tokens, step.experts) for step in engine.decode([3, 90, 7, 11], 24, record)]
+        texts.append((record.tokens, steps))
+        closed = engine.decode([3, 90], 24, SequenceRecord(2))
+        next(closed)
+        closed.close()  # type: ignore[attr-defined]  # a generator
+    assert texts == [texts[0]] * 4
 
 
 @pytest.mark.gpu

@@ -1,22 +1,26 @@
 """Scores of a step that decided on the device what it commits, and how the host learns of it: one copy, one wait."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from workbench.decode.model import Scores
+from workbench.decode.model import Scores, distinct_experts
+
+Words = npt.NDArray[np.int32]
 
 
 class Report(Protocol):
-    """What a step leaves in the host's memory; readable until the next step of the same forward."""
+    """What a step leaves in the host's memory; readable until the step after the next (without run-ahead: the next)."""
 
     def outcome(self) -> list[int]:
         """Wait for the step and return its ``outcome`` (``DecidedScores``)."""
 
-    def experts(self) -> list[list[list[int]]]:
-        """Wait for the step and return the chosen experts, [layers with experts][positions][top_k]."""
+    def experts(self) -> Words:
+        """Wait for the step and return the chosen experts, [layers with experts, positions, top_k]: not a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +37,27 @@ class DecidedScores(Scores):
     words: Tensor | None = None
     report: Report | None = None
 
-    def routed(self) -> list[list[list[int]]]:
-        """Return the experts on the host, without a copy of their own where there is a report."""
+    def distinct(self) -> tuple[int, ...]:
+        """Count the experts on the host, without a copy of their own where there is a report."""
+        layers, count, top_k = self.experts.shape
         if self.report is None:
-            found: list[list[list[int]]] = self.experts.tolist()
-            return found
-        return [layer[: self.experts.shape[1]] for layer in self.report.experts()]
+            return distinct_experts(self.experts.flatten(1).numpy(force=True))
+        return distinct_experts(self.report.experts()[:, :count].reshape(layers, count * top_k))
 
 
 class HostWords:
     """int32 words that a step copies into the host's memory, pinned where the step runs on a GPU.
 
-    ``send`` is part of the step (and of its graph), ``renew`` follows every enqueueing of it, ``read`` waits once.
+    ``send`` is part of the step (and of its graph), ``renew`` follows every enqueueing of it, ``read`` waits once, and
+    for nothing that was enqueued later.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self._device = device
-        self._host = torch.empty(count, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._values = self._host.numpy()
+        cuda = device.type == "cuda"
+        event: Any = torch.cuda.Event  # untyped in torch
+        self._event = event() if cuda else None
+        self._host = torch.empty(count, dtype=torch.int32, pin_memory=cuda)
+        self._values: Words = self._host.numpy()
         self.arrived = False
 
     def send(self, words: Tensor) -> None:
@@ -60,15 +67,16 @@ class HostWords:
     def renew(self) -> None:
         """Note that another step is under way."""
         self.arrived = False
+        if self._event is not None:
+            self._event.record()
 
-    def read(self, start: int, end: int) -> list[int]:
-        """Return the words from ``start`` to ``end`` once they are there."""
+    def read(self) -> Words:
+        """Return the words once they are there: not a copy."""
         if not self.arrived:
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
+            if self._event is not None:
+                self._event.synchronize()
             self.arrived = True
-        values: list[int] = self._values[start:end].tolist()
-        return values
+        return self._values
 
 
 class StepReport:
@@ -79,8 +87,8 @@ class StepReport:
     """
 
     def __init__(self, count: int, width: int, layers: int, top_k: int, device: torch.device) -> None:
-        self._width, self._top_k = width, top_k
-        self._experts, self._end = count - layers * width * top_k, count
+        self._width, self._shape = width, (layers, width, top_k)
+        self._experts = count - layers * width * top_k
         self.words = HostWords(count, device)
         self._outcome = 0
 
@@ -91,18 +99,17 @@ class StepReport:
 
     def outcome(self) -> list[int]:
         """Wait and return the outcome."""
-        return self.words.read(0, 3 * self._width)
+        found: list[int] = self.words.read()[: 3 * self._width].tolist()
+        return found
 
-    def experts(self) -> list[list[list[int]]]:
+    def experts(self) -> Words:
         """Wait and return the experts."""
-        flat, width, top_k = self.words.read(self._experts, self._end), self._width, self._top_k
-        rows = [flat[at : at + top_k] for at in range(0, len(flat), top_k)] if flat else []
-        return [rows[at : at + width] for at in range(0, len(rows), width)]
+        return self.words.read()[self._experts :].reshape(self._shape)
 
     @property
     def committed(self) -> int | None:
         """Tokens that the device committed; None before the host has read the report."""
-        return self.words.read(self._width, self._width + 1)[0] if self.words.arrived else None
+        return int(self.words.read()[self._width]) if self.words.arrived else None
 
     @property
     def next_address(self) -> int | None:

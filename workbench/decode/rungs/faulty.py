@@ -11,7 +11,8 @@ from workbench.decode.cache import LayerCache
 from workbench.decode.drafters.protocol import Drafter, Proposal, TargetFeatures
 from workbench.decode.engine import Annotate, Engine, SequenceRecord, StepRecord, Verify
 from workbench.decode.model import Block, Scores, Target
-from workbench.decode.rungs.forward import Forward
+from workbench.decode.rungs.decided import DecidedScores
+from workbench.decode.rungs.forward import AheadForward, Forward
 from workbench.decode.rungs.twin import twin
 from workbench.decode.verify import Verdict
 
@@ -83,12 +84,15 @@ class FaultyForward:
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward, late."""
+        self._delay(tokens[0], self._forward.length, tokens.shape[1])
+        return self._forward.score(tokens)
+
+    def _delay(self, tokens: Tensor, start: int, width: int) -> None:
         if self._item:
-            tokens[0, -1].item()
+            tokens[-1].item()
             self.items += 1
         if self._upload:
-            start = self._forward.length
-            self.positions = torch.arange(start, start + tokens.shape[1]).to(self.device)
+            self.positions = torch.arange(start, start + width).to(self.device)
             self.uploads += 1
         if self._busy:
             _compute(BUSY_NS)
@@ -97,7 +101,37 @@ class FaultyForward:
         self._steps += 1
         if self._collect and self._steps % COLLECT_EVERY == 0:
             _compute(COLLECT_NS)
-        return self._forward.score(tokens)
+
+
+class FaultyAheadForward(FaultyForward):
+    """The same around a forward whose steps are enqueued ahead.
+
+    What makes the host wait for the device (``item``, ``upload``) makes it wait for the step under way, so that nothing
+    is left of running ahead; the other faults cost what the step under way does not hide.
+    """
+
+    def __init__(self, forward: AheadForward, **faults: bool) -> None:
+        super().__init__(forward, **faults)
+        self._ahead = forward
+        self._chosen: Tensor | None = None
+
+    def stand(self, last: Tensor) -> None:
+        """Pass on; the first step reads this token back."""
+        self._chosen = last
+        self._ahead.stand(last)
+
+    def follow(self, drafts: Tensor, *, latest: int, keep: int | None = None) -> Scores:
+        """Enqueue one step, late."""
+        assert self._chosen is not None  # noqa: S101 - stand comes first
+        self._delay(self._chosen, latest, 1 + drafts.shape[0])
+        scores = self._ahead.follow(drafts, latest=latest, keep=keep)
+        assert isinstance(scores, DecidedScores)  # noqa: S101 - what can be followed has decided
+        self._chosen = scores.outcome
+        return scores
+
+    def leave(self) -> None:
+        """Pass on."""
+        self._ahead.leave()
 
 
 def waiting_layers(target: Target) -> Target:

@@ -1,6 +1,6 @@
 """What the engine asks of a rung: scores of tokens at the end of one sequence's cache."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,32 @@ class Forward(Protocol):
 
     def score(self, tokens: Tensor) -> Scores:
         """Run ``tokens`` int64 [1, T] as positions ``length`` onwards; raises InputError where they do not fit."""
+
+
+@runtime_checkable
+class AheadForward(Forward, Protocol):
+    """A rung whose steps decide what they commit and set up the next one, so that the host need not have seen it.
+
+    After ``stand``, steps are enqueued by ``follow``; up to two may be under way. ``length`` stays the number of
+    positions that the caller has committed. ``leave`` goes back to ``score``.
+    """
+
+    def stand(self, last: Tensor) -> None:
+        """Set the device up to go on behind ``length`` positions with token ``last`` int64 or int32 [1]."""
+
+    def follow(self, drafts: Tensor, *, latest: int, keep: int | None = None) -> Scores:
+        """Enqueue the step behind the last one, with ``drafts`` int64 [n]: those of a step of full width, or none.
+
+        ``latest``: the position that it begins at where all before it is accepted. ``keep``: how many drafts it keeps,
+        whatever they are; None: those that stand. Raises InputError where it may not fit the cache. What the scores
+        report is readable until two more steps were enqueued.
+        """
+
+    def leave(self) -> None:
+        """Wait for what is under way; nothing of it counts that ``length`` does not.
+
+        Raises UnfitError where a step that nobody has read went wrong.
+        """
 
 
 class EagerForward:

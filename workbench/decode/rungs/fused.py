@@ -165,7 +165,8 @@ class FusedStep:
             workspace=state.workspace,
             overlap=self._cut.overlap,
         )
-        decide_greedy(state.inputs.tokens, outcome, state.inputs.lengths)
+        inputs = state.inputs
+        decide_greedy(inputs.tokens, outcome, inputs.lengths, keep=inputs.keep)
         return DecidedScores(
             logits=logits[None], hidden=state.residual[None], taps=state.taps[None], experts=state.experts,
             outcome=outcome, words=state.words,

@@ -4,7 +4,8 @@ The kernel is written for the gpt-oss family: clamped activation, no QK-norm, on
 every weight, and it runs one token a step, so it goes with no drafter.
 
 It chooses the next token and counts the position itself, so a step in a loop that follows it is one graph: the launch,
-and one copy of token, chosen experts and error flags to pinned memory.
+and one copy of token, chosen experts and error flags to pinned memory. There are two such graphs, used in turns, that
+differ in where they copy to: a loop can run ahead of what it has read.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from torch import Tensor
 from workbench.decode.attention import Attention
 from workbench.decode.experts import ALPHA, LIMIT, Experts
 from workbench.decode.model import Block, Scores, Target
-from workbench.decode.replay import captured
-from workbench.decode.rungs.decided import DecidedScores, HostWords
+from workbench.decode.replay import Work, captured
+from workbench.decode.rungs.decided import DecidedScores, HostWords, Words
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.spec import GQA, ModelSpec
 from workbench.errors import InputError
@@ -122,22 +123,21 @@ class PersistentReport:
         buffers = engine.buffers
         self._engine = engine
         self._state, self._routing = len(buffers.sync), len(buffers.sync) + STATE_WORDS
-        self._end = len(buffers.words)
-        self.words = HostWords(self._end, engine.device)
+        self.words = HostWords(len(buffers.words), engine.device)
 
     def outcome(self) -> list[int]:
         """Wait for the launch and return its token as an outcome of width 1."""
-        token = self._read(self._state, self._state + 1)[0]
+        token = int(self._read()[self._state])
         return [token, 1, token]
 
-    def experts(self) -> list[list[list[int]]]:
+    def experts(self) -> Words:
         """Wait for the launch and return its experts."""
-        flat, top_k = self._read(self._routing, self._end), self._engine.shape.top_k
-        return [[flat[at : at + top_k]] for at in range(0, len(flat), top_k)]
+        return self._read()[self._routing :].reshape(self._engine.shape.layers, 1, self._engine.shape.top_k)
 
-    def _read(self, start: int, end: int) -> list[int]:
-        self._engine.refuse(self.words.read(FLAGS_AT, FLAGS_AT + 1)[0])
-        return self.words.read(start, end)
+    def _read(self) -> Words:
+        words = self.words.read()
+        self._engine.refuse(int(words[FLAGS_AT]))
+        return words
 
 
 class PersistentForward:
@@ -162,23 +162,31 @@ class PersistentForward:
     def _take(self, engine: PersistentEngine) -> None:
         """Run ``engine``: capture its launch and the copy behind it."""
         buffers = engine.buffers
-        self._engine, self._report = engine, PersistentReport(engine)
+        self._engine, self._reports = engine, [PersistentReport(engine) for _ in range(2)]
         self._next = buffers.state[:1]
         self._position: int | None = None  # where the device's next step stands
-        self._scores = DecidedScores(
-            logits=engine.logits[None, None],
-            hidden=self._hidden,
-            taps=self._hidden[:, :, None][:, :, :0],
-            experts=engine.routing[:, None],
-            outcome=self._next,
-            report=self._report,
-        )
+        self._turn, self._unread = 0, list[PersistentReport]()
+        self._scores = [
+            DecidedScores(
+                logits=engine.logits[None, None],
+                hidden=self._hidden,
+                taps=self._hidden[:, :, None][:, :, :0],
+                experts=engine.routing[:, None],
+                outcome=self._next,
+                report=report,
+            )
+            for report in self._reports
+        ]
 
-        def run() -> None:
-            engine.step()
-            self._report.words.send(buffers.words)
+        def running(report: PersistentReport) -> Work:
+            def run() -> None:
+                engine.step()
+                report.words.send(buffers.words)
 
-        ((self._replay,),) = captured([[run]], engine.device, reset=lambda: engine.start(0))
+            return run
+
+        works = captured([[running(report)] for report in self._reports], engine.device, reset=lambda: engine.start(0))
+        self._replays = [work for (work,) in works]
         engine.check()
 
     @property
@@ -229,7 +237,7 @@ class PersistentForward:
 
     def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
         """Return ``last``; where the launch chose it, the next one reads it from where it lies."""
-        return torch.cat((last, drafts))[None] if len(drafts) else last[None]
+        return torch.cat((last, drafts))[None] if drafts.shape[0] else last[None]
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one token."""
@@ -242,7 +250,35 @@ class PersistentForward:
             state[:1].copy_(tokens[0])
         if self._position != self.length:
             state[1:].fill_(self.length)
-        self._replay()
-        self._report.words.renew()
+        scores = self._enqueue()
         self._position = self.length + 1
-        return self._scores
+        return scores
+
+    def stand(self, last: Tensor) -> None:
+        """Put token and position where the next launch reads them."""
+        state = self._engine.buffers.state
+        state[:1].copy_(last)
+        state[1:].fill_(self.length)
+
+    def follow(self, drafts: Tensor, *, latest: int, keep: int | None = None) -> Scores:
+        """Enqueue one launch; it reads what the last one left."""
+        if drafts.shape[0]:
+            raise InputError("persistent: a step of one token takes no drafts", hint="drafter.kind 'none'")
+        if latest >= self._capacity:
+            raise InputError(f"KV cache: {latest} + 1 positions exceed its capacity {self._capacity}")
+        scores = self._enqueue()
+        self._position = None
+        self._unread = [*self._unread[-1:], self._reports[1 - self._turn]]
+        return scores
+
+    def leave(self) -> None:
+        """Wait; a launch that went wrong is refused here at the latest."""
+        unread, self._unread = self._unread, []
+        for report in unread:
+            report.outcome()
+
+    def _enqueue(self) -> Scores:
+        turn, self._turn = self._turn, 1 - self._turn
+        self._replays[turn]()
+        self._reports[turn].words.renew()
+        return self._scores[turn]

@@ -5,7 +5,9 @@ own; a narrower one is padded to the next width that was asked for, and what the
 behind the sequence's end, where nothing reads it before the next step overwrites it.
 
 A step that decides also ends with all that the next one needs: its first token, the positions, and the copy of what was
-decided to the host. As long as the loop does what the device decided, a step is one launch and one wait.
+decided to the host. As long as the loop does what the device decided, a step is one launch and one wait. Built for a
+loop that runs ahead, every width has two sets of buffers and graphs, used in turns, so that a step can be enqueued
+before the host has read what the last one reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,12 +30,14 @@ class StepInputs:
     """What a step reads: ``tokens`` int64 [T], and ``kv_len`` int32 [1], the cached positions with these T counted.
 
     ``lengths`` int32 [n]: the ``kv_len`` of all widths among them. A step that decides lets all of them grow by what it
-    commits, and puts the last committed token into ``tokens``[0].
+    commits, and puts the last committed token into ``tokens``[0]. ``keep`` int32 [1]: from 0 on, it keeps so many
+    drafts whatever they are.
     """
 
     tokens: Tensor
     kv_len: Tensor
     lengths: Tensor
+    keep: Tensor
 
 
 class Step(Protocol[State]):
@@ -86,11 +90,12 @@ class StaticForward(Generic[State]):
         capture: bool,
         piecewise: bool = False,
         decide: bool = True,
+        ahead: bool = False,
     ) -> None:
         """``capacity``: positions of the longest sequence; the step's cache holds ``slack`` more for padding.
 
         ``capture``: replay CUDA graphs. ``piecewise``: one graph a layer instead of one a step. ``decide``: verify
-        greedily at the end of a step that does not do so by itself.
+        greedily at the end of a step that does not do so by itself. ``ahead``: two sets of buffers.
         """
         self.length = 0
         self.piecewise, self._decide = piecewise, decide
@@ -98,15 +103,20 @@ class StaticForward(Generic[State]):
         self._widths = tuple(sorted(set(widths)))
         # Where the device stands: the last step's first position and its report; none where that is not known.
         self._last: tuple[int, StepReport] | None = None
+        self._turn, self._sets, self._kept = 0, 2 if ahead else 1, -1
+        self._unread: list[StepReport] = []
         with torch.inference_mode():
             self._tokens = torch.zeros(self._widths[-1], dtype=torch.int64, device=device)
             self._places = [self._tokens[:width] for width in range(self._widths[-1] + 1)]
             # One length in 16 bytes: kernels are compiled for pointers that are multiples of it.
             self._sizes = torch.tensor(self._widths, dtype=torch.int32, device=device).repeat_interleave(4)
             self._lengths = self._sizes.clone()
-            self._slots = {width: self._slot(width) for width in self._widths}
+            self._keeps = torch.arange(-1, self._widths[-1], dtype=torch.int32, device=device)
+            self._keep = self._keeps[:1].clone()
+            self._turns = [{width: self._slot(width) for width in self._widths} for _ in range(self._sets)]
+            self._slots = self._turns[0]
             if capture:
-                slots = self._slots.values()
+                slots = [slot for turn in self._turns for slot in turn.values()]
                 works = [slot.parts for slot in slots]
                 for slot, replays in zip(slots, captured(works, device, reset=self._start), strict=True):
                     slot.parts = replays
@@ -154,8 +164,8 @@ class StaticForward(Generic[State]):
 
     def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
         """Put a step's tokens where its graph reads them; the last one committed is there where the device knows it."""
-        count = 1 + len(drafts)
-        if count > len(self._tokens):
+        count = 1 + drafts.shape[0]
+        if count > self._widths[-1]:
             raise InputError(f"step: {count} tokens exceed the widest step of {self._widths[-1]}")
         known = None if self._last is None else self._last[1].next_address
         if known is None or known != last.data_ptr():
@@ -171,25 +181,68 @@ class StaticForward(Generic[State]):
         self._reserve(tokens.shape[1])
         return self._run(tokens[0], self.length)
 
-    def _reserve(self, count: int) -> None:
-        if self.length + count > self._capacity:
+    def stand(self, last: Tensor) -> None:
+        """Put the token and the position where the next step reads them."""
+        with torch.inference_mode():
+            self._places[1].copy_(last)
+            torch.add(self._sizes, self.length, out=self._lengths)
+        self._last = None
+
+    def follow(self, drafts: Tensor, *, latest: int, keep: int | None = None) -> Scores:
+        """Enqueue one step; its first token and its position are what the last one left."""
+        count, told = 1 + drafts.shape[0], -1 if keep is None else keep
+        slot = self._turns[self._turn].get(count)
+        if slot is None or self._sets < 2:
+            raise InputError(f"step: {count} tokens cannot follow a step under way; widths are {self._widths}")
+        self._reserve(count, latest)
+        with torch.inference_mode():
+            if count > 1:
+                self._places[count][1:].copy_(drafts)
+            if told != self._kept:
+                self._tell(told)
+            slot.run()
+        self._turn = 1 - self._turn
+        self._last = None
+        if slot.report is None:
+            raise InputError("step: only a step that decides on the device can be followed")
+        slot.report.words.renew()
+        self._unread = [*self._unread[-1:], slot.report]
+        return slot.scores[-1]
+
+    def leave(self) -> None:
+        """Wait, and let a step verify its drafts again."""
+        unread, self._unread = self._unread, []
+        with torch.inference_mode():
+            if self._kept >= 0:
+                self._tell(-1)
+        for report in unread:
+            report.outcome()
+
+    def _tell(self, keep: int) -> None:
+        self._keep.copy_(self._keeps[keep + 1 : keep + 2])
+        self._kept = keep
+
+    def _reserve(self, count: int, start: int | None = None) -> None:
+        start = self.length if start is None else start
+        if start + count > self._capacity:
             raise InputError(
-                f"KV cache: {self.length} + {count} positions exceed its capacity {self._capacity}; "
+                f"KV cache: {start} + {count} positions exceed its capacity {self._capacity}; "
                 "lower prompts.new_tokens or drafter.depth"
             )
 
     def _run(self, tokens: Tensor, start: int) -> Scores:
-        count = len(tokens)
+        count = tokens.shape[0]
         width = next((width for width in self._widths if width >= count), None)
         if width is None:
             raise InputError(f"step: {count} tokens exceed the widest step of {self._widths[-1]}")
-        slot = self._slots[width]
+        slot = self._turns[self._turn][width]
         with torch.inference_mode():
             if tokens.data_ptr() != self._tokens.data_ptr():
                 self._places[count].copy_(tokens)
             if self._position() != start:
                 torch.add(self._sizes, start, out=self._lengths)
             slot.run()
+        self._turn = (self._turn + 1) % self._sets
         self._last = None
         if slot.report is not None:
             slot.report.words.renew()
@@ -205,7 +258,7 @@ class StaticForward(Generic[State]):
 
     def _slot(self, width: int) -> _Slot:
         index = 4 * self._widths.index(width)
-        slot = _Slot(StepInputs(self._places[width], self._lengths[index : index + 1], self._lengths))
+        slot = _Slot(StepInputs(self._places[width], self._lengths[index : index + 1], self._lengths, self._keep))
         state: list[State] = []
 
         def begin() -> None:
@@ -239,6 +292,7 @@ def decided(scores: Scores, inputs: StepInputs, chosen: Tensor | None = None) ->
     chosen = scores.logits[0].argmax(-1) if chosen is None else chosen
     drafts = inputs.tokens[1:]
     kept = (chosen[:-1] == drafts).int().cumprod(0, dtype=torch.int32).sum(0, keepdim=True, dtype=torch.int32)
+    kept = torch.where(inputs.keep < 0, kept, inputs.keep.clamp(max=width - 1))
     place = torch.arange(width, device=chosen.device)
     drafted = torch.cat((drafts, chosen[-1:]))  # the last is never asked for: nothing is drafted there
     committed = torch.where(place < kept, drafted, torch.where(place == kept, chosen, -1))

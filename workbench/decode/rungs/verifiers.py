@@ -27,7 +27,7 @@ class DeviceVerifier:
         assert isinstance(scores, DecidedScores)  # noqa: S101 - wired together by the builder
         outcome = scores.outcome
         host = self._read(outcome) if scores.report is None else scores.report.outcome()
-        width, drafted = len(host) // 3, len(proposal.tokens)
+        width, drafted = len(host) // 3, proposal.tokens.shape[0]  # len of a tensor is slow
         # A padded step may have accepted padding; the token at the first of it is the target's choice all the same.
         kept = min(host[width] - 1, drafted)
         tokens, device_tokens = host[: kept + 1], outcome[: kept + 1]
