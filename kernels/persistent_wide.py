@@ -52,6 +52,10 @@ class WidePlan:
     in_flight: int = 2
     hold: bool = True
     narrow: bool = True
+    wide_cost: int = 8
+    joint: bool = False
+    marks: bool = False
+    free: int = 0
     lanes: bool = False
     trace: bool = False
 
@@ -60,6 +64,10 @@ class WidePlan:
             raise InputError(f"tokens must be 2, 4 or 8, not {self.tokens}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
+        if not 8 <= self.wide_cost <= 16:
+            raise InputError(f"wide_cost must be 8 to 16, not {self.wide_cost}")
+        if not 0 <= self.free < 32 or (self.free and not self.marks):
+            raise InputError(f"free must be 0 to 31, and 0 without marks, not {self.free}")
 
     @property
     def threads(self) -> int:
@@ -82,7 +90,9 @@ def _tail_bytes(shape: StepShape, plan: WidePlan) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up (a test holds it to the compiler's)."""
     t, slots = plan.tokens, _slots(shape, plan.tokens)
     owned = -(-(shape.hidden // 64) // plan.grid)
-    words = 4 * plan.stages + 4 + 3 + 5 + t + 2 * t * shape.top_k + 2 * slots + 2 * slots * t + 3 * t + 4 * plan.warps
+    words = (
+        4 * plan.stages + 4 + 5 + 4 + 5 + t + 2 * t * shape.top_k + 2 * slots + 2 * slots * t + 3 * t + 4 * plan.warps
+    )
     return 4 * (words + owned * t * 64 + plan.pieces * plan.warps * 16 * t) + 64
 
 
@@ -156,6 +166,10 @@ def macros(shape: StepShape, plan: WidePlan) -> dict[str, nvrtc.Macro]:
         "IN_FLIGHT": plan.in_flight,
         "HOLD": int(plan.hold),
         "NARROW": int(plan.narrow),
+        "WIDE_COST": plan.wide_cost,
+        "JOINT": int(plan.joint),
+        "MARKS": int(plan.marks),
+        "FREE": plan.free,
         "LANES": int(plan.lanes),
         "TRACE": int(plan.trace),
     }
@@ -171,13 +185,13 @@ def scratch_floats(shape: StepShape, plan: WidePlan) -> int:
     t, blocks, group = plan.tokens, shape.hidden // 64, shape.heads // shape.kv_heads
     splits = max(1, plan.grid // shape.kv_heads)
     return (
-        t * (shape.hidden + shape.query_rows)
-        + _slots(shape, t) * t * shape.inter // 2
-        + 2 * t * (shape.qkv_rows + shape.hidden)
-        + t * shape.top_k * shape.hidden
-        + 2 * plan.grid * t
-        + blocks * t * (1 + shape.experts)
+        t * shape.query_rows
+        + 2 * t * (shape.qkv_rows + 2 * shape.hidden)
+        + t * shape.top_k * (shape.hidden + shape.inter // 2)
+        + blocks * t * (2 + shape.experts)
+        + 3
         + shape.kv_heads * t * splits * group * (shape.head_dim + 2)
+        + 2 * plan.grid * t
     )
 
 

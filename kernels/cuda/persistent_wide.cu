@@ -34,8 +34,15 @@
 //   IN_FLIGHT                       most stages of a CTA that are asked for and not there yet (0: the whole ring)
 //   HOLD                            1: output-projection weights are asked for only when the barrier after QKV has let go
 //   NARROW                          1: experts that one or two tokens chose multiply those in two columns, the other columns taking more of
-//   K;
-//                                   0: all TOKENS columns for every expert
+//                                   K; 0: all TOKENS columns for every expert
+//   WIDE_COST                       with NARROW, what a row tile in all columns counts in a CTA's share where one in two columns counts 8
+//   JOINT                           attention: 0 a task for each KV head, token and split, in fp32 on the CUDA cores; the last to arrive joins. 1 one
+//                                   for each KV head and split, all tokens' query heads being the rows of an MMA, queries and probabilities
+//                                   split into two bf16 numbers; every CTA joins an equal share of the results
+//   MARKS                           1: the barriers after output projection, mix, gate-up, down and mix order nothing (no fence): what is read
+//                                   after them is waited for word by word ("marks" below says why that is enough)
+//   FREE                            with MARKS, which of those barriers are left out: 1 after output projection, 2 mix, 4 gate-up, 8 down,
+//                                   16 the second mix
 //   LANES                           1: record %globaltimer at each phase's edges
 //   TRACE                           1: write each layer's intermediate results to `trace` (the test finds the first wrong phase by them)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
@@ -43,6 +50,18 @@
 
 #ifndef NARROW
 #define NARROW 1
+#endif
+#ifndef WIDE_COST
+#define WIDE_COST 8
+#endif
+#ifndef JOINT
+#define JOINT 0
+#endif
+#ifndef MARKS
+#define MARKS 0
+#endif
+#ifndef FREE
+#define FREE 0
 #endif
 #ifndef WATCHDOG_NS
 #define WATCHDOG_NS 200000000ull
@@ -69,7 +88,8 @@ constexpr int kBlockColumns = 64;
 constexpr int kBlocks = HIDDEN / kBlockColumns;      // of the residual
 constexpr int kOwned = (kBlocks + GRID - 1) / GRID;  // most of them that one CTA keeps
 constexpr int kMaxSlots = TOKENS * TOPK < EXPERTS ? TOKENS * TOPK : EXPERTS;
-constexpr int kStagePositions = kStageBytes / (4 * HEAD_DIM) < 64 ? (int)(kStageBytes / (4 * HEAD_DIM)) : 64;
+constexpr int kMostPositions = JOINT ? 32 : 64;  // of one stage
+constexpr int kStagePositions = kStageBytes / (4 * HEAD_DIM) < kMostPositions ? (int)(kStageBytes / (4 * HEAD_DIM)) : kMostPositions;
 constexpr int kScores = kStagePositions > TOKENS ? kStagePositions : TOKENS;
 constexpr int kMaxSplits = GRID / KV_HEADS > 0 ? GRID / KV_HEADS : 1;
 constexpr int kPartialFloats = kGroup * (HEAD_DIM + 2);  // of one attention split: sums, then (maximum, denominator) of each head
@@ -79,6 +99,18 @@ constexpr int kRouterLanes = (EXPERTS + 31) / 32;
 constexpr int kItems = (PIECES * 16 * TOKENS + kConsumers - 1) / kConsumers;  // results of a sum that a thread finishes
 constexpr int kTopThreads = kConsumers / (16 * TOKENS) * (16 * TOKENS);       // of the head's sums: each has one token
 constexpr float kNone = -1e30f;
+constexpr bool kMarks = MARKS == 1;
+constexpr u32 kMark = 0xffffffffu;
+constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
+// Attention of all tokens together: rows are the query heads of a KV head, token by token.
+constexpr int kRows = kGroup * TOKENS;
+constexpr int kRowTiles = (kRows + 15) / 16;
+constexpr int kDimSteps = HEAD_DIM / 16;
+constexpr int kQueryFloats = 2 * kRowTiles * kDimSteps * 128;  // fragments of the high parts, then of the low ones
+constexpr int kNewFloats = TOKENS * HEAD_DIM;                  // new keys, then new values, bf16
+constexpr int kFresh = 32;                                     // where the new positions begin in a row of scores
+constexpr int kScoreStride = kFresh + 8 + 4;
+constexpr int kJointFloats = kQueryFloats + kNewFloats + kRowTiles * 16 * (kScoreStride + 3);
 
 static_assert(TOKENS == 2 || TOKENS == 4 || TOKENS == 8, "the MMA has eight columns");
 static_assert(kHiddenUnits <= STAGE_UNITS && kInterUnits <= STAGE_UNITS, "a stage holds a row tile of experts");
@@ -87,18 +119,24 @@ static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "lanes hold two or four dimensi
 static_assert(IN_FLIGHT < STAGES, "the ring bounds what is in flight anyway");
 static_assert(kTopThreads > 0, "a thread for each result of a row tile");
 static_assert(WARPS * TOKENS * EXPERTS <= kPartFloats, "sums of the router reuse the parts");
-static_assert(kGroup * (HEAD_DIM + kScores) + TOKENS * HEAD_DIM <= kPartFloats, "queries, new positions and scores reuse the parts");
+static_assert((JOINT ? kJointFloats : kGroup * (HEAD_DIM + kScores) + TOKENS * HEAD_DIM) <= kPartFloats,
+              "queries, new positions and scores reuse the parts");
+static_assert(!JOINT || kStagePositions == 32, "a stage is two steps of positions");
+static_assert(WIDE_COST == 8 || kMaxSlots <= 32, "a lane for each slot");
+static_assert(FREE == 0 || kMarks, "what a barrier orders must be waited for otherwise");
 
 struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
   u64 routed, held;
   float* scratch;
+  u32* error;
   u32 cta;  // blockIdx.x, read anew for the same reason as scratch
   int count, position, slots, dead, is_last;
   int token[TOKENS];
   int choice[TOKENS][TOPK];
   float choice_weight[TOKENS][TOPK];
+  u32 share[4];  // this CTA's tasks of gate-up, then of down
   int expert[kMaxSlots];
   u32 mask[kMaxSlots];          // the tokens that chose the slot's expert
   int rank[kMaxSlots][TOKENS];  // as their which choice
@@ -115,25 +153,27 @@ struct Shared {
 struct Parts {
   float* base;
   __device__ __forceinline__ float* at(u64 floats) const { return base + floats; }
-  static constexpr u64 kAttentionOut = (u64)TOKENS * HIDDEN;
-  static constexpr u64 kInter = kAttentionOut + (u64)TOKENS * kQueryRows;
-  static constexpr u64 kQkvParts = kInter + (u64)kMaxSlots * TOKENS * (INTER / 2);
-  static constexpr u64 kOutParts = kQkvParts + (u64)2 * TOKENS * kQkvRows;
+  static constexpr u64 kQkvParts = (u64)TOKENS * kQueryRows;
+  static constexpr u64 kScaled = kQkvParts + (u64)2 * TOKENS * kQkvRows;  // from here on words that may be marks
+  static constexpr u64 kOutParts = kScaled + (u64)2 * TOKENS * HIDDEN;
   static constexpr u64 kDownParts = kOutParts + (u64)2 * TOKENS * HIDDEN;
-  static constexpr u64 kBest = kDownParts + (u64)TOKENS * TOPK * HIDDEN;
-  static constexpr u64 kSquares = kBest + (u64)2 * GRID * TOKENS;
-  static constexpr u64 kRouterParts = kSquares + (u64)kBlocks * TOKENS;
-  static constexpr u64 kPartials = kRouterParts + (u64)kBlocks * TOKENS * EXPERTS;
-  __device__ __forceinline__ float* scaled() const { return base; }  // [TOKENS][HIDDEN]: residual times the next norm's gain
-  __device__ __forceinline__ float* attention_out() const { return at(kAttentionOut); }         // [TOKENS][kQueryRows]
-  __device__ __forceinline__ u16* inter() const { return reinterpret_cast<u16*>(at(kInter)); }  // fp16 [kMaxSlots][TOKENS][INTER]
+  static constexpr u64 kInter = kDownParts + (u64)TOKENS * TOPK * HIDDEN;
+  static constexpr u64 kSquares = kInter + (u64)TOKENS * TOPK * (INTER / 2);
+  static constexpr u64 kRouterParts = kSquares + (u64)2 * kBlocks * TOKENS;
+  static constexpr u64 kPartials = (kRouterParts + (u64)kBlocks * TOKENS * EXPERTS + 3) / 4 * 4;  // to here
+  static constexpr u64 kBest = kPartials + (u64)KV_HEADS * TOKENS * kMaxSplits * kPartialFloats;
+  __device__ __forceinline__ float* attention_out() const { return base; }                      // [TOKENS][kQueryRows]
   __device__ __forceinline__ float* qkv_parts() const { return at(kQkvParts); }                 // [2][TOKENS][kQkvRows]
+  // The residual times a norm's gain, [TOKENS][HIDDEN]: attention's (and the last one's), or the MLP's. The same of the sums of squares.
+  __device__ __forceinline__ float* scaled(bool mlp) const { return at(kScaled + (mlp ? (u64)TOKENS * HIDDEN : 0)); }
+  __device__ __forceinline__ float* squares(bool mlp) const { return at(kSquares + (mlp ? kBlocks * TOKENS : 0)); }  // [kBlocks][TOKENS]
   __device__ __forceinline__ float* out_parts() const { return at(kOutParts); }                 // [2][TOKENS][HIDDEN]
   __device__ __forceinline__ float* down_parts() const { return at(kDownParts); }               // [TOKENS][TOPK][HIDDEN]
-  __device__ __forceinline__ float* best() const { return at(kBest); }                          // [GRID][TOKENS][2]: logit, index bits
-  __device__ __forceinline__ float* squares() const { return at(kSquares); }                    // [kBlocks][TOKENS]
+  __device__ __forceinline__ u16* inter() const { return reinterpret_cast<u16*>(at(kInter)); }  // fp16 [TOKENS][TOPK][INTER]
   __device__ __forceinline__ float* router_parts() const { return at(kRouterParts); }           // [kBlocks][TOKENS][EXPERTS]
-  __device__ __forceinline__ float* partials() const { return at(kPartials); }  // [KV_HEADS][TOKENS][kMaxSplits][kPartialFloats]
+  __device__ __forceinline__ float* best() const { return at(kBest); }                          // [GRID][TOKENS][2]: logit, index bits
+  // [KV_HEADS][TOKENS][kMaxSplits][kPartialFloats]; JOINT: [KV_HEADS][kMaxSplits][sums of kRows, then (maximum, denominator) of each]
+  __device__ __forceinline__ float* partials() const { return at(kPartials); }
 };
 
 enum Phase { kQkv, kAttention, kOut, kMix, kGateUp, kDown, kAdd, kPhases };
@@ -171,8 +211,49 @@ __device__ __forceinline__ float warp_max(float value) {
   for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
   return value;
 }
-__device__ __forceinline__ float4 ldg_float4(const float* address) {
-  const uint4 v = ptx::ldg128_l2(address);
+// --- marks ----------------------------------------------------------------------------------------------------
+//
+// Why words suffice where a barrier orders nothing, or is not there (MARKS, FREE). The argument is that of persistent.cu; an ordered
+// barrier is one that releases and acquires. The words: scaled, squares, out_parts, down_parts, inter, router_parts.
+//   1. Marks are stored in attention, between two ordered barriers (after QKV, after attention).
+//   2. Each word that is read is written once after that: out_parts in output projection, the MLP's scaled and squares and router_parts in
+//      mix, inter in gate-up, down_parts in down, attention's scaled and squares in the second mix. All before the next layer's ordered
+//      barrier after QKV.
+//   3. It is read only before that barrier too: attention's scaled and squares last, in the next layer's QKV (or the head). A read therefore
+//      returns this layer's mark or this layer's value, and every wait ends. No mark overtakes a reader.
+//   4. In the first layer attention's scaled and squares are read behind an ordered barrier of their own.
+// A step of fewer tokens writes and reads less, both the same. Values and reads are relaxed at gpu scope and of aligned 32-bit words, the
+// reads' vectors being as many scalars: each word is tested. Everything else is written and read on two sides of an ordered barrier.
+
+// What another CTA waits for: never the mark, which is a NaN that arithmetic does not give.
+__device__ __forceinline__ void publish(float* place, float value) {
+  const u32 bits = __float_as_uint(value);
+  ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
+}
+__device__ __forceinline__ bool is_mark(float value) { return __float_as_uint(value) == kMark; }
+__device__ __forceinline__ bool is_mark(uint4 value) { return value.x == kMark || value.y == kMark || value.z == kMark || value.w == kMark; }
+
+// value[i] = load(i); with MARKS again until none is a mark, for the whole warp. All loads go before the first check.
+template <int COUNT, typename T, typename Load>
+__device__ __forceinline__ void await_words(Shared& sh, T (&value)[COUNT], Load load) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) value[i] = load(i);
+  if (!kMarks) return;
+  for (u32 polls = 0;; ++polls) {
+    bool late = false;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) late = late || is_mark(value[i]);
+    if (__ballot_sync(0xffffffffu, late) == 0) return;
+    if (__ballot_sync(0xffffffffu, polls == kMaxPolls || *const_cast<volatile int*>(&sh.dead)) != 0) {
+      atomicOr(sh.error, 1u);
+      sh.dead = 1;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) value[i] = load(i);
+  }
+}
+__device__ __forceinline__ float4 as_floats(const uint4& v) {
   float4 x;
   x.x = __uint_as_float(v.x);
   x.y = __uint_as_float(v.y);
@@ -237,12 +318,12 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 po
   }
 }
 
-// Tasks of a slot and a row tile.
+// Tasks of a slot and a row tile; which: gate-up's or down's share.
 template <int UNITS, u32 TILES>
-__device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, const u8* matrix, u64 policy) {
-  const Share share(sh.cta, sh.slots * TILES);
+__device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, int which, const u8* matrix, u64 policy) {
+  const u32 high = sh.share[which + 1];
 #pragma unroll 1
-  for (u32 task = share.low; task < share.high; ++task) {
+  for (u32 task = sh.share[which]; task < high; ++task) {
     const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
     const u32 target = acquire_stage(ring, UNITS * mxfp4::kUnitBytes);
     mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
@@ -307,22 +388,30 @@ struct Dense {
 
   // source: fp32 [count][stride], the run's first column. Column g of B is token g's high part (8 tokens: and, in another MMA, its low
   // one); with fewer tokens columns T to 2T are the low parts.
-  __device__ __forceinline__ void load(const float* source, int stride, int count) {
+  // MARKED: its words may be marks yet.
+  template <bool MARKED>
+  __device__ __forceinline__ void load(Shared& sh, const float* source, int stride, int count) {
     const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31, g = lane >> 2, t = lane & 3;
     const int token = g % TOKENS, part = g / TOKENS;
     const bool there = token < count && part < 2;
     source += (u64)token * stride + t * 4;
 #pragma unroll
     for (int s = 0; s < kStages; ++s) {
-      float4 x[kEach];
+      uint4 raw[kEach];
+      auto ask = [&](int i) {
+        const float* at = source + (s * STAGE_UNITS + warp + i * WARPS) * 16;
+        return !(has(s, i, warp) && there) ? make_uint4(0, 0, 0, 0) : MARKED ? ptx::ldg128_relaxed(at) : ptx::ldg128_l2(at);
+      };
+      if (MARKED) {
+        await_words(sh, raw, ask);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        x[i].x = x[i].y = x[i].z = x[i].w = 0.0f;
-        if (has(s, i, warp) && there) x[i] = ldg_float4(source + (s * STAGE_UNITS + warp + i * WARPS) * 16);
+        for (int i = 0; i < kEach; ++i) raw[i] = ask(i);
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const float values[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+        const float4 x = as_floats(raw[i]);
+        const float values[4] = {x.x, x.y, x.z, x.w};
         u32 high[4], low[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -379,15 +468,20 @@ struct Dense {
 struct RmsFactors {
   static constexpr int kEach = (TOKENS + WARPS - 1) / WARPS;
   float sum[kEach];
-  __device__ __forceinline__ void begin(const float* squares, int count) {
+  __device__ __forceinline__ void begin(Shared& sh, const float* squares, int count) {
     const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
 #pragma unroll
     for (int n = 0; n < kEach; ++n) {
       const int token = warp + n * WARPS;
       sum[n] = 0.0f;
+      constexpr int kReads = (kBlocks + 31) / 32;
+      float part[kReads];
+      await_words(sh, part, [&](int i) {
+        const int block = lane + 32 * i;
+        return token < count && block < kBlocks ? ptx::ldg_relaxed(squares + block * TOKENS + token) : 0.0f;
+      });
 #pragma unroll
-      for (int block = lane; block < (kBlocks + 31) / 32 * 32; block += 32)
-        if (token < count && block < kBlocks) sum[n] += ptx::ldg_l2(squares + block * TOKENS + token);
+      for (int i = 0; i < kReads; ++i) sum[n] += part[i];
     }
   }
   __device__ __forceinline__ void end(Shared& sh, int count) {
@@ -404,7 +498,7 @@ struct RmsFactors {
 
 // The share's tasks times source, fp32 [count][STEPS * 16]. prepare(first, tasks) runs on every consumer thread before up to PIECES tasks
 // (what finish needs from memory is asked for there), settle() before they meet, finish(first, tasks) when the warps' sums lie in sh.part.
-template <int STEPS, int PARTS, u32 TILES, typename Prepare, typename Settle, typename Finish>
+template <int STEPS, int PARTS, u32 TILES, bool MARKED, typename Prepare, typename Settle, typename Finish>
 __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float* source, int count, Prepare prepare, Settle settle,
                                              Finish finish) {
   static_assert(STEPS % PARTS == 0, "equal parts");
@@ -420,7 +514,7 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, const float
 #pragma unroll 1
     for (u32 p = 0; p < tasks; ++p) {
       const u32 run = (at + p) / TILES;
-      if (run != held) x.load(source + run * (kRun * 16), STEPS * 16, count);
+      if (run != held) x.template load<MARKED>(sh, source + run * (kRun * 16), STEPS * 16, count);
       held = run;
       x.work(ring, sh.part + (p * WARPS + warp) * (16 * TOKENS));
     }
@@ -464,22 +558,20 @@ struct Slice {
 
   // From fp32 [TOKENS][UNITS * 64], the tokens of mask, under a power of two for each token's slice that puts its largest element in
   // [2^14, 2^15): fp16 then errs by 2^-12 of an element, or 2^-40 of the largest.
-  __device__ __forceinline__ void load_float(const float* source, u32 mask) {
+  __device__ __forceinline__ void load_float(Shared& sh, const float* source, u32 mask) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = token_of<COLUMNS>(mask, g % COLUMNS);
     const int column_block = g / COLUMNS, last = 2 * units();
     float values[Activation::kGroups][8];
     source += (u64)max(token, 0) * (UNITS * 64) + first() * 64 + t * 8;
     float peak = 0.0f;
+    uint4 raw[2 * Activation::kGroups];
+    await_words(sh, raw, [&](int i) {
+      const int block = i / 2 * Activation::kGroup + column_block;
+      return token >= 0 && block < last ? ptx::ldg128_relaxed(source + block * 32 + i % 2 * 4) : make_uint4(0, 0, 0, 0);
+    });
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
-      const int block = q * Activation::kGroup + column_block;
-      float4 front, back;
-      front.x = front.y = front.z = front.w = 0.0f;
-      back = front;
-      if (token >= 0 && block < last) {
-        front = ldg_float4(source + block * 32);
-        back = ldg_float4(source + block * 32 + 4);
-      }
+      const float4 front = as_floats(raw[2 * q]), back = as_floats(raw[2 * q + 1]);
       values[q][0] = front.x, values[q][1] = front.y, values[q][2] = front.z, values[q][3] = front.w;
       values[q][4] = back.x, values[q][5] = back.y, values[q][6] = back.z, values[q][7] = back.w;
 #pragma unroll
@@ -502,18 +594,16 @@ struct Slice {
     }
   }
 
-  // From fp16 [TOKENS][UNITS * 64] as it is, the tokens of mask.
-  __device__ __forceinline__ void load_half(const u16* source, u32 mask, float undo) {
+  // From fp16 [TOKENS][TOPK][UNITS * 64] as it is, the tokens of mask, each as its choice of this rank.
+  __device__ __forceinline__ void load_half(Shared& sh, const u16* source, u32 mask, const int (&rank)[TOKENS], float undo) {
     const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, token = token_of<COLUMNS>(mask, g % COLUMNS);
     const int column_block = g / COLUMNS, last = 2 * units();
     uint4 raw[Activation::kGroups];
-    source += (u64)max(token, 0) * (UNITS * 64) + first() * 64 + t * 8;
-#pragma unroll
-    for (int q = 0; q < Activation::kGroups; ++q) {
+    source += (u64)(token < 0 ? 0 : token * TOPK + rank[token]) * (UNITS * 64) + first() * 64 + t * 8;
+    await_words(sh, raw, [&](int q) {
       const int block = q * Activation::kGroup + column_block;
-      raw[q] = make_uint4(0, 0, 0, 0);
-      if (token >= 0 && block < last) raw[q] = ptx::ldg128_l2(source + block * 32);
-    }
+      return token >= 0 && block < last ? ptx::ldg128_relaxed(source + block * 32) : make_uint4(0, 0, 0, 0);
+    });
 #pragma unroll
     for (int q = 0; q < Activation::kGroups; ++q) {
       const u32 half[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};
@@ -557,11 +647,11 @@ __device__ __forceinline__ void consume_slot(Ring& ring, Shared& sh, int slot, u
 // thread before so many row tiles (what finish needs from memory is asked for there), finish(slot, first, tiles) when the warps' sums lie
 // in sh.part.
 template <int UNITS, u32 TILES, typename Phase>
-__device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Phase phase) {
-  const Share share(sh.cta, sh.slots * TILES);
+__device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, int which, Phase phase) {
+  const u32 high = sh.share[which + 1];
 #pragma unroll 1
-  for (u32 at = share.low; at < share.high;) {
-    const u32 slot = at / TILES, end = min(share.high, (slot + 1) * TILES);
+  for (u32 at = sh.share[which]; at < high;) {
+    const u32 slot = at / TILES, end = min(high, (slot + 1) * TILES);
     if (is_narrow(sh.mask[slot]))
       consume_slot<UNITS, 2>(ring, sh, (int)slot, at - slot * TILES, end - slot * TILES, phase);
     else
@@ -572,45 +662,67 @@ __device__ __forceinline__ void consume_experts(Ring& ring, Shared& sh, Phase ph
 
 // --- norms and the router ---------------------------------------------------------------------------------------
 
-// One block of the residual: adds add(token, column) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER,
+// The terms that mix adds: one of the embedding, two parts of output projection, the results of a token's experts.
+struct Embedding {
+  const Shared& sh;
+  const u16* rows;
+  static constexpr int kTerms = 1;
+  __device__ __forceinline__ float operator()(int token, int at, int) const { return ptx::bf16_value(rows[(u64)sh.token[token] * HIDDEN + at]); }
+};
+struct Halves {
+  const float* parts;
+  static constexpr int kTerms = 2;
+  __device__ __forceinline__ float operator()(int token, int at, int k) const { return ptx::ldg_relaxed(parts + (k * TOKENS + token) * HIDDEN + at); }
+};
+struct Choices {
+  const float* parts;
+  static constexpr int kTerms = TOPK;
+  __device__ __forceinline__ float operator()(int token, int at, int k) const { return ptx::ldg_relaxed(parts + (token * TOPK + k) * HIDDEN + at); }
+};
+
+// One block of the residual: adds the sum of add(token, column, term) (FIRST: is set to it), publishes it times gain, its sums of squares and, with ROUTER,
 // its share of the router's sums; keep(token, column, sum) may write it elsewhere too. By all consumer warps; the caller has synchronised
 // since sh.part was last read.
 template <bool FIRST, bool ROUTER, typename Add, typename Keep>
 __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count, const float* gain, const float* router, float* scaled,
                                     float* squares, float* router_parts, Add add, Keep keep) {
   constexpr int kEach = (kBlockColumns * TOKENS + kConsumers - 1) / kConsumers;
-  constexpr int kRows = (kBlockColumns + WARPS - 1) / WARPS;
+  constexpr int kRouterRows = (kBlockColumns + WARPS - 1) / WARPS;
   const int thread = (int)ptx::thread(), warp = thread >> 5, lane = thread & 31;
   float* residual = sh.residual + owned * TOKENS * kBlockColumns;
-  float value[kEach], gains[kEach], column[ROUTER ? kRows : 1][kRouterLanes];
+  constexpr int kTerms = Add::kTerms;
+  float term[kEach * kTerms], gains[kEach], column[ROUTER ? kRouterRows : 1][kRouterLanes];
 #pragma unroll
-  for (int n = 0; n < kEach; ++n) {
-    const int i = thread + n * kConsumers, token = i / kBlockColumns, at = block * kBlockColumns + i % kBlockColumns;
-    value[n] = token < count ? add(token, at) : 0.0f;
-    gains[n] = gain[at];
-  }
+  for (int n = 0; n < kEach; ++n) gains[n] = gain[block * kBlockColumns + (thread + n * kConsumers) % kBlockColumns];
   if (ROUTER) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
+    for (int r = 0; r < kRouterRows; ++r)
 #pragma unroll
       for (int k = 0; k < kRouterLanes; ++k) {
         const int row = warp + r * WARPS, e = lane + 32 * k;
         column[r][k] = row < kBlockColumns && e < EXPERTS ? router[(u64)(block * kBlockColumns + row) * EXPERTS + e] : 0.0f;
       }
   }
+  await_words(sh, term, [&](int i) {  // a whole warp has one token
+    const int item = thread + i / kTerms * kConsumers, token = item / kBlockColumns;
+    return token < count ? add(token, block * kBlockColumns + item % kBlockColumns, i % kTerms) : 0.0f;
+  });
 #pragma unroll
   for (int n = 0; n < kEach; ++n) {
     const int i = thread + n * kConsumers, token = i / kBlockColumns, at = block * kBlockColumns + i % kBlockColumns;
-    if (token >= count) continue;  // the whole warp
-    const float x = FIRST ? value[n] : residual[i] + value[n];
+    if (token >= count) continue;
+    float value = term[n * kTerms];
+#pragma unroll
+    for (int k = 1; k < kTerms; ++k) value += term[n * kTerms + k];
+    const float x = FIRST ? value : residual[i] + value;
     residual[i] = x;
-    scaled[token * HIDDEN + at] = x * gains[n];
+    publish(scaled + token * HIDDEN + at, x * gains[n]);
     keep(token, at, x);
     const float sum = warp_sum(x * x);
     if (lane == 0) sh.sums[i / 32] = sum;
   }
   consumer_sync();
-  if (thread < count) squares[block * TOKENS + thread] = sh.sums[2 * thread] + sh.sums[2 * thread + 1];
+  if (thread < count) publish(squares + block * TOKENS + thread, sh.sums[2 * thread] + sh.sums[2 * thread + 1]);
   if (ROUTER) {
     float dot[TOKENS][kRouterLanes];
 #pragma unroll
@@ -618,7 +730,7 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
 #pragma unroll
       for (int k = 0; k < kRouterLanes; ++k) dot[token][k] = 0.0f;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    for (int r = 0; r < kRouterRows; ++r) {
       const int row = warp + r * WARPS;
       if (row >= kBlockColumns) continue;
 #pragma unroll
@@ -638,7 +750,7 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
       float sum = 0.0f;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) sum += sh.part[w * TOKENS * EXPERTS + i];
-      router_parts[block * TOKENS * EXPERTS + i] = sum;
+      publish(router_parts + block * TOKENS * EXPERTS + i, sum);
     }
   }
   consumer_sync();
@@ -656,10 +768,11 @@ struct GateUp {
   const float* scaled;
   const u16* bias_layer;  // [EXPERTS][kGateUpTiles][16]
   u16* inter;
+  float* trace;
   u16 gate_bias[kItems], up_bias[kItems];  // as they come, so that nothing waits for them
   template <int COLUMNS>
   __device__ __forceinline__ void load(int slot, Slice<kHiddenUnits, COLUMNS>& slice) {
-    slice.load_float(scaled, sh.mask[slot]);
+    slice.load_float(sh, scaled, sh.mask[slot]);
   }
   template <int COLUMNS>
   __device__ __forceinline__ void prepare(int slot, u32 first, int tiles) {
@@ -679,14 +792,18 @@ struct GateUp {
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const int item = thread + i * kConsumers, piece = item / (8 * COLUMNS), column = item / 8 % COLUMNS, channel = item % 8;
-      if (item >= tiles * 8 * COLUMNS) continue;
-      const int token = token_of<COLUMNS>(sh.mask[slot], column);
-      if (token < 0) continue;
-      const float factor = sh.factor[token];
-      const float gate = fmaf(sum_part<COLUMNS>(sh, piece, channel * COLUMNS + column), factor, ptx::bf16_value(gate_bias[i]));
-      const float up = fmaf(sum_part<COLUMNS>(sh, piece, (channel + 8) * COLUMNS + column), factor, ptx::bf16_value(up_bias[i]));
-      inter[(u64)(slot * TOKENS + token) * INTER + (first + piece) * 8 + channel] =
-          (u16)ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+      const int token = item < tiles * 8 * COLUMNS ? token_of<COLUMNS>(sh.mask[slot], column) : -1;
+      u32 pair = 0;
+      if (token >= 0) {
+        const float factor = sh.factor[token];
+        const float gate = fmaf(sum_part<COLUMNS>(sh, piece, channel * COLUMNS + column), factor, ptx::bf16_value(gate_bias[i]));
+        const float up = fmaf(sum_part<COLUMNS>(sh, piece, (channel + 8) * COLUMNS + column), factor, ptx::bf16_value(up_bias[i]));
+        pair = ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+      }
+      const u32 place = token < 0 ? 0 : (u32)(token * TOPK + sh.rank[slot][token]) * INTER + (first + piece) * 8 + channel;
+      if (TRACE && token >= 0) trace[place] = (float)pair;
+      pair |= __shfl_xor_sync(0xffffffffu, pair, 1) << 16;  // two channels a word; a NaN is 0x7fff, so no word is the mark
+      if (token >= 0 && channel % 2 == 0) ptx::store_relaxed(reinterpret_cast<u32*>(inter + place), pair);
     }
   }
 };
@@ -699,7 +816,7 @@ struct Down {
   u16 bias[kItems];
   template <int COLUMNS>
   __device__ __forceinline__ void load(int slot, Slice<kInterUnits, COLUMNS>& slice) {
-    slice.load_half(inter + (u64)slot * TOKENS * INTER, sh.mask[slot], mxfp4::kDecodeBias / (INTER_SCALE));
+    slice.load_half(sh, inter, sh.mask[slot], sh.rank[slot], mxfp4::kDecodeBias / (INTER_SCALE));
   }
   template <int COLUMNS>
   __device__ __forceinline__ void prepare(int slot, u32 first, int tiles) {
@@ -720,8 +837,8 @@ struct Down {
       if (item >= tiles * 16 * COLUMNS) continue;
       const int token = token_of<COLUMNS>(sh.mask[slot], column);
       if (token < 0) continue;
-      parts[(u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + (first + piece) * 16 + row] =
-          sh.weight[slot][token] * (sum_part<COLUMNS>(sh, piece, row * COLUMNS + column) + ptx::bf16_value(bias[i]));
+      publish(parts + (u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + (first + piece) * 16 + row,
+              sh.weight[slot][token] * (sum_part<COLUMNS>(sh, piece, row * COLUMNS + column) + ptx::bf16_value(bias[i])));
     }
   }
 };
@@ -777,6 +894,26 @@ __device__ __forceinline__ void choose_experts(Shared& sh, int token, const floa
   }
 }
 
+// This CTA's contiguous share of each phase's tasks, by what they cost; one warp.
+__device__ __forceinline__ void share_experts(Shared& sh, int slots) {
+  const int lane = threadIdx.x & 31;
+  const u32 cta = sh.cta;
+  if (!NARROW || TOKENS == 2 || WIDE_COST == 8) {
+    if (lane < 4) sh.share[lane] = (u32)((u64)(cta + lane % 2) * (slots * (lane < 2 ? kGateUpTiles : kOutTiles)) / GRID);
+    return;
+  }
+  const u32 wide = __ballot_sync(0xffffffffu, lane < slots && !is_narrow(sh.mask[lane < slots ? lane : 0]));
+  const auto before = [&](int slot) { return (u32)(8 * slot + (WIDE_COST - 8) * __popc(wide & (u32)((1ull << slot) - 1))); };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const u32 tiles = i < 2 ? kGateUpTiles : kOutTiles;
+    const u32 edge = (u32)((u64)(cta + i % 2) * (before(slots) * tiles) / GRID);
+    const int slot = __popc(__ballot_sync(0xffffffffu, lane < slots && before(lane) * tiles <= edge)) - 1;  // the last that begins below it
+    const u32 cost = wide >> slot & 1 ? WIDE_COST : 8;
+    if (lane == 0) sh.share[i] = (u32)slot * tiles + min((edge - before(slot) * tiles) / cost, tiles);
+  }
+}
+
 // The distinct experts of all choices, in rising order; one warp. The producer goes as soon as they are known.
 __device__ __forceinline__ void make_slots(Shared& sh, int count) {
   const int lane = threadIdx.x & 31;
@@ -805,6 +942,8 @@ __device__ __forceinline__ void make_slots(Shared& sh, int count) {
     slots += __popc(chosen);
   }
   if (lane == 0) sh.slots = slots;
+  __syncwarp();
+  share_experts(sh, slots);
   __syncwarp();
   if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
 }
@@ -870,15 +1009,19 @@ __device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32
   }
 }
 
-// The CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
+// ORDERED: the CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
+template <bool ORDERED = true>
 __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
   consumer_sync();
   ++passed;
   if (threadIdx.x == 0 && !sh.dead) {
     const u32 target = passed * GRID;
-    ptx::red_release(counter, 1);
+    if (ORDERED)
+      ptx::red_release(counter, 1);
+    else
+      ptx::red_relaxed(counter, 1);
     const u64 start = ptx::globaltimer();
-    for (u32 polls = 0; ptx::load_acquire(counter) < target; ++polls)
+    for (u32 polls = 0; (ORDERED ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) < target; ++polls)
       if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
         atomicOr(error, 1u);
         sh.dead = 1;
@@ -886,6 +1029,15 @@ __device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* erro
       }
   }
   consumer_sync();
+}
+
+// A barrier behind which words are waited for anyway; WHICH: its bit of FREE.
+template <int WHICH>
+__device__ __forceinline__ void loose_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
+  if (FREE & WHICH)
+    consumer_sync();
+  else
+    grid_barrier<!kMarks>(sh, counter, error, passed);
 }
 
 __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
@@ -935,6 +1087,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     ptx::mbar_init_fence();
     sh.dead = 0;
     sh.scratch = scratch;
+    sh.error = error;
     sh.cta = blockIdx.x;
     sh.count = state[0];
     sh.position = state[1];
@@ -973,8 +1126,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         ptx::mbar_wait(ptx::smem_addr(&sh.routed), layer_parity);
         layer_parity ^= 1;
         stream_experts<kHiddenUnits, kGateUpTiles>(
-            ring, sh, gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, policy);
-        stream_experts<kInterUnits, kOutTiles>(ring, sh, down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, policy);
+            ring, sh, 0, gate_up + (u64)layer * EXPERTS * kGateUpTiles * kHiddenUnits * mxfp4::kUnitBytes, policy);
+        stream_experts<kInterUnits, kOutTiles>(ring, sh, 2, down + (u64)layer * EXPERTS * kOutTiles * kInterUnits * mxfp4::kUnitBytes, policy);
       }
       stream_bf16<kHiddenSteps, 1, kHeadTiles>(ring, head, policy);
     }
@@ -987,8 +1140,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     const Parts parts{sh.scratch};
     for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
       mix<true, false>(
-          sh, owned, block, count, gains, nullptr, parts.scaled(), parts.squares(), nullptr,
-          [&](int token, int at) { return ptx::bf16_value(embedding[(u64)sh.token[token] * HIDDEN + at]); }, [](int, int, float) {});
+          sh, owned, block, count, gains, nullptr, parts.scaled(false), parts.squares(false), nullptr, Embedding{sh, embedding},
+          [](int, int, float) {});
   }
   grid_barrier(sh, sync, error, passed);
 
@@ -1006,7 +1159,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     {
       const Parts parts{sh.scratch};
       RmsFactors factors;
-      factors.begin(parts.squares(), count);
+      factors.begin(sh, parts.squares(false), count);
       {
         const int tid = (int)ptx::thread();
         float bias[kItems];
@@ -1018,8 +1171,8 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             bias[i] = item < tasks * 16 * TOKENS && task < kQkvTiles ? qkv_bias[(u64)layer * kQkvRows + task * 16 + item % 16] : 0.0f;
           }
         };
-        consume_bf16<kHiddenSteps, 2, kQkvTiles>(
-            ring, sh, parts.scaled(), count, prepare, [&] { factors.end(sh, count); },
+        consume_bf16<kHiddenSteps, 2, kQkvTiles, true>(
+            ring, sh, parts.scaled(false), count, prepare, [&] { factors.end(sh, count); },
             [&](u32 first, int tasks) {
 #pragma unroll
               for (int i = 0; i < kItems; ++i) {
@@ -1039,6 +1192,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     // --- attention ---
     stamp(lanes, record + kAttention, 0);
     if (layer == 0) stamp_sm(lanes);
+    if (kMarks) {
+      uint4* words = reinterpret_cast<uint4*>(sh.scratch + Parts::kScaled);
+      constexpr u32 kVectors = (u32)((Parts::kPartials - Parts::kScaled) / 4);
+      for (u32 i = sh.cta * kConsumers + threadIdx.x; i < kVectors; i += GRID * kConsumers) words[i] = make_uint4(kMark, kMark, kMark, kMark);
+    }
     {
       const Parts parts{sh.scratch};
 #if TRACE
@@ -1181,7 +1339,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             bias[i] = item < tasks * 16 * TOKENS && task < kOutTiles ? out_bias[(u64)layer * HIDDEN + task * 16 + item % 16] : 0.0f;
           }
         };
-        consume_bf16<kQuerySteps, 2, kOutTiles>(
+        consume_bf16<kQuerySteps, 2, kOutTiles, false>(
             ring, sh, parts.attention_out(), count, prepare, [] {},
             [&](u32 first, int tasks) {
 #pragma unroll
@@ -1189,14 +1347,14 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
                 const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
                 if (item >= tasks * 16 * TOKENS || token >= count) continue;
                 const u32 task = first + piece, half = task / kOutTiles;
-                parts.out_parts()[(half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row] =
-                    sum_part(sh, piece, row * TOKENS + token) + bias[i];
+                publish(parts.out_parts() + (half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row,
+                        sum_part(sh, piece, row * TOKENS + token) + bias[i]);
               }
             });
       }
     }
     stamp(lanes, record + kOut, 2);
-    grid_barrier(sh, sync, error, passed);
+    loose_barrier<1>(sh, sync, error, passed);
 
     // --- mix: residual, MLP norm, the router's share ---
     stamp(lanes, record + kMix, 0);
@@ -1204,17 +1362,13 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const Parts parts{sh.scratch};
       for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
         mix<false, true>(
-            sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS, parts.scaled(),
-            parts.squares(), parts.router_parts(),
-            [&](int token, int at) {
-              return ptx::ldg_l2(parts.out_parts() + token * HIDDEN + at) + ptx::ldg_l2(parts.out_parts() + (TOKENS + token) * HIDDEN + at);
-            },
-            [&](int token, int at, float x) {
+            sh, owned, block, count, gains + (u64)(2 * layer + 1) * HIDDEN, router + (u64)layer * HIDDEN * EXPERTS,
+            parts.scaled(true), parts.squares(true), parts.router_parts(), Halves{parts.out_parts()}, [&](int token, int at, float x) {
               if (TRACE) trace_mid[token * HIDDEN + at] = x;
             });
     }
     stamp(lanes, record + kMix, 2);
-    grid_barrier(sh, sync, error, passed);
+    loose_barrier<2>(sh, sync, error, passed);
 
     // --- router and gate-up ---
     stamp(lanes, record + kGateUp, 0);
@@ -1223,17 +1377,18 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       {
         const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
         RmsFactors factors;
-        factors.begin(parts.squares(), count);
+        factors.begin(sh, parts.squares(true), count);
         constexpr int kParts = (kBlocks + WARPS - 1) / WARPS, kLoads = (TOKENS * EXPERTS + 31) / 32;
 #pragma unroll
         for (int n = 0; n < kLoads; ++n) {
           const int i = lane + 32 * n;
-          float sum = 0.0f;
-          if (i < count * EXPERTS) {
+          float sum = 0.0f, part[kParts];
+          await_words(sh, part, [&](int p) {
+            const int block = warp + p * WARPS;
+            return i < count * EXPERTS && block < kBlocks ? ptx::ldg_relaxed(parts.router_parts() + block * TOKENS * EXPERTS + i) : 0.0f;
+          });
 #pragma unroll
-            for (int p = 0; p < kParts; ++p)
-              if (warp + p * WARPS < kBlocks) sum += ptx::ldg_l2(parts.router_parts() + (warp + p * WARPS) * TOKENS * EXPERTS + i);
-          }
+          for (int p = 0; p < kParts; ++p) sum += part[p];
           if (i < TOKENS * EXPERTS) sh.part[warp * TOKENS * EXPERTS + i] = sum;
         }
         factors.end(sh, count);
@@ -1246,31 +1401,20 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         consumer_sync();
       }
       const u16* biases = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
-      consume_experts<kHiddenUnits, kGateUpTiles>(ring, sh, GateUp{sh, parts.scaled(), biases, parts.inter(), {}, {}});
+      consume_experts<kHiddenUnits, kGateUpTiles>(ring, sh, 0, GateUp{sh, parts.scaled(true), biases, parts.inter(), trace_inter, {}, {}});
     }
     stamp(lanes, record + kGateUp, 2);
-    grid_barrier(sh, sync, error, passed);
+    loose_barrier<4>(sh, sync, error, passed);
 
     // --- down ---
     stamp(lanes, record + kDown, 0);
     {
       const Parts parts{sh.scratch};
-#if TRACE
-      for (int slot = 0; slot < sh.slots; ++slot)
-        for (int token = 0; token < count; ++token)
-          if (sh.mask[slot] >> token & 1)
-            for (int i = (int)sh.cta * kConsumers + (int)threadIdx.x; i < INTER / 8; i += GRID * kConsumers) {
-              const uint4 raw = ptx::ldg128_l2(parts.inter() + (u64)(slot * TOKENS + token) * INTER + i * 8);
-              const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-              for (int k = 0; k < 8; ++k)
-                trace_inter[(token * TOPK + sh.rank[slot][token]) * INTER + i * 8 + k] = (float)(words[k / 2] >> (16 * (k % 2)) & 0xffff);
-            }
-#endif
       const u16* biases = down_bias + (u64)layer * EXPERTS * HIDDEN;
-      consume_experts<kInterUnits, kOutTiles>(ring, sh, Down{sh, parts.inter(), biases, parts.down_parts(), {}});
+      consume_experts<kInterUnits, kOutTiles>(ring, sh, 2, Down{sh, parts.inter(), biases, parts.down_parts(), {}});
     }
     stamp(lanes, record + kDown, 2);
-    grid_barrier(sh, sync, error, passed);
+    loose_barrier<8>(sh, sync, error, passed);
 
     // --- mix: residual, the next layer's attention norm or the last one ---
     stamp(lanes, record + kAdd, 0);
@@ -1279,36 +1423,28 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const Parts parts{sh.scratch};
       for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
         mix<false, false>(
-            sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, parts.scaled(), parts.squares(), nullptr,
-            [&](int token, int at) {
-              float part[TOPK], sum = 0.0f;
-#pragma unroll
-              for (int k = 0; k < TOPK; ++k) part[k] = ptx::ldg_l2(parts.down_parts() + (token * TOPK + k) * HIDDEN + at);
-#pragma unroll
-              for (int k = 0; k < TOPK; ++k) sum += part[k];
-              return sum;
-            },
-            [&](int token, int at, float x) {
+            sh, owned, block, count, gains + (u64)(2 * layer + 2) * HIDDEN, nullptr, parts.scaled(false), parts.squares(false), nullptr,
+            Choices{parts.down_parts()}, [&](int token, int at, float x) {
               if (TRACE) trace_end[token * HIDDEN + at] = x;
               if (tap >= 0) tapped[((u64)token * taps + tap) * HIDDEN + at] = ptx::to_bf16(x);
               if (layer + 1 == LAYERS) hidden[token * HIDDEN + at] = ptx::to_bf16(x);
             });
     }
     stamp(lanes, record + kAdd, 2);
-    grid_barrier(sh, sync, error, passed);
+    loose_barrier<16>(sh, sync, error, passed);
   }
 
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
   const Parts parts{sh.scratch};
   RmsFactors factors;
-  factors.begin(parts.squares(), count);
+  factors.begin(sh, parts.squares(false), count);
   const int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
   const int top_token = tid / 16 % TOKENS;
   float top = 4.0f * kNone;
   int top_row = 0;
-  consume_bf16<kHiddenSteps, 1, kHeadTiles>(
-      ring, sh, parts.scaled(), count, [](u32, int) {}, [&] { factors.end(sh, count); },
+  consume_bf16<kHiddenSteps, 1, kHeadTiles, true>(
+      ring, sh, parts.scaled(false), count, [](u32, int) {}, [&] { factors.end(sh, count); },
       [&](u32 first, int tasks) {
         if (tid >= kTopThreads || top_token >= count) return;
         for (int item = tid; item < tasks * 16 * TOKENS; item += kTopThreads) {

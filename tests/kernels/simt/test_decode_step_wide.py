@@ -105,6 +105,26 @@ def test_source_on_the_cpu_with_many_experts_and_splits(build_kernel: Build) -> 
     assert torch.equal(first[0], again[0])
 
 
+@pytest.mark.parametrize(
+    ("columns", "options", "steps"),
+    [
+        (8, {"marks": True}, [(8, 18), (5, 0)]),
+        (4, {"marks": True, "free": 31, "wide_cost": 11}, [(4, 17), (3, 0), (4, 44)]),
+        (8, {"marks": True, "free": 3, "wide_cost": 10}, [(7, 30)]),
+        (2, {"marks": True, "free": 31}, [(2, 19)]),
+    ],
+)
+def test_who_waits_for_whom_changes_no_bit(
+    build_kernel: Build, columns: int, options: dict[str, int], steps: list[tuple[int, int]]
+) -> None:
+    """Words waited for instead of barriers, and other shares of the experts' tasks; stale words of the step before."""
+    plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
+    plan = dataclasses.replace(plan, split_positions=16)
+    base = simulated(build_kernel, TINY, plan, steps, 48)
+    other = simulated(build_kernel, TINY, dataclasses.replace(plan, **options), steps, 48)
+    assert all(torch.equal(one, two) for one, two in zip(base, other, strict=True))
+
+
 def test_bad_steps_are_flagged_and_nothing_runs(build_kernel: Build) -> None:
     plan = persistent_wide.make_wide_plan(TINY, 2, 3, warps=4, stages=4, trace=True)
     plan = dataclasses.replace(plan, split_positions=16)
