@@ -2,8 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
+from workbench.diagnose.counted_floor import counted_floor
 from workbench.diagnose.floor import Floor, load_floor
-from workbench.diagnose.steps import Steps
+from workbench.diagnose.steps import Steps, load_steps
 from workbench.trace.bundle import Bundle
 
 TENSORS = [
@@ -103,3 +104,34 @@ def test_weights_held_wider_than_stored_are_counted_beside_the_floor(make_bundle
     assert packed is not None
     assert (wide.target_bytes, wide.expanded_bytes, wide.packed_experts) == (100, 300, False)
     assert (packed.target_bytes, packed.expanded_bytes, packed.packed_experts) == (100, 0, True)
+
+
+def test_counted_bytes_bound_the_floor_where_no_experts_were_recorded(make_bundle: Callable[..., Bundle]) -> None:
+    tensors = [
+        {"tensor_class": "qkv", "read_bytes": 1000, "width": 8},
+        {"tensor_class": "routed_experts", "read_bytes": 4000, "stored_bytes": 10_000, "resident_bytes": 10_000}
+        | {"width": 8},
+    ]
+    step = {
+        "run_pass": "clean",
+        "warmup": False,
+        "start_ns": 0,
+        "draft_end_ns": 0,
+        "forward_end_ns": 1000,
+        "end_ns": 1000,
+    }
+
+    def found(read: int, **more: object) -> Floor:
+        counter = {"name": "dram_read_bytes", "source": "pm_sampler", "start_ns": 0, "unit": "B"}
+        counters = [counter | {"start_ns": 10 * at, "end_ns": 10 * at + 10, "value": read / 100} for at in range(100)]
+        bundle = make_bundle({"roofs": ROOFS, "tensors": tensors, "steps": [step | more], "counters": counters})
+        floor = counted_floor(bundle, "v", "cpu", load_steps(bundle, "v"))
+        assert floor is not None
+        return floor
+
+    assert found(6000).target_bytes == 5000  # more than the bound is over-fetch, not floor
+    bounded = found(3000)
+    assert (bounded.target_bytes, bounded.expert_bytes, bounded.tag) == (3000, 2000, "estimated")
+    least = 10_000 * (1 - 0.6 ** (1 / 8))  # the experts of one token
+    assert found(1100).expert_bytes == round(least)
+    assert found(3000, experts=[3]).target_bytes == 5000  # recorded: the byte model knows

@@ -44,7 +44,9 @@ def test_steps_come_in_order_without_warm_up_one_pass_and_variant_at_a_time(
 
 def test_a_traced_pass_within_the_warm_up_leaves_out_its_first_step_alone(make_bundle: Callable[..., Bundle]) -> None:
     def step(index: int, run_pass: str) -> dict[str, object]:
-        times = dict(zip(("start_ns", "draft_end_ns", "forward_end_ns", "end_ns"), range(9 * index, 9 * index + 4)))
+        times = dict(
+            zip(("start_ns", "draft_end_ns", "forward_end_ns", "end_ns"), range(9 * index, 9 * index + 4), strict=True)
+        )
         return {"index": index, "warmup": True, "run_pass": run_pass, **times}
 
     bundle = make_bundle({"steps": [step(index, one) for one in ("clean", "traced") for index in range(3)]}, {"v": {}})

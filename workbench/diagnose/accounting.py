@@ -117,7 +117,9 @@ def _account_phases(bundle: Bundle, variant: str, steps: Steps, floor: Floor | N
     causes: list[Cause] = []
     if floor:
         total = int(draft_floor.sum() + target_floor.sum())
-        causes.append(Cause("floor", total, floor.tag, f"byte model over {floor.bytes_per_s / 1e9:.1f} GB/s measured"))
+        causes.append(
+            Cause("floor", total, floor.tag, f"{floor.bytes_note} over {floor.bytes_per_s / 1e9:.1f} GB/s measured")
+        )
     if busy is None:
         note = "no trace of what ran: the verify forward cannot be split"
         note += "" if floor else "; no byte model or roof either"

@@ -8,8 +8,9 @@ import numpy as np
 from workbench.diagnose.accounting import Accounting, account, account_split
 from workbench.diagnose.byte_model import ByteClass, byte_classes
 from workbench.diagnose.columns import Columns, load_columns
+from workbench.diagnose.counted_floor import counted_floor
 from workbench.diagnose.device_split import Split
-from workbench.diagnose.floor import Floor, load_floor
+from workbench.diagnose.floor import Floor
 from workbench.diagnose.host_use import HostUse, load_host_use
 from workbench.diagnose.load_split import PROFILED, find_hardware, load_counters, load_split
 from workbench.diagnose.replays import without_replays
@@ -193,7 +194,7 @@ class Facts:
     @cached_property
     def floor(self) -> Floor | None:
         """The byte model over the roof; None where the bundle lacks either."""
-        return load_floor(self.bundle, self.variant, self.device)
+        return counted_floor(self.bundle, self.variant, self.device, self.steps, counted=self.counters_hold)
 
     @cached_property
     def accounting(self) -> Accounting:

@@ -21,7 +21,7 @@ class Floor:
     ``target_bytes`` and ``draft_bytes`` are in the stored formats. ``expert_bytes`` is the part of ``target_bytes``
     that goes with the number of distinct experts. ``expanded_bytes``: what a step reads on top of them because the
     engine holds weights wider than they are stored; no part of the floor. ``packed_experts``: routed experts are held
-    in a four-bit format. ``tag`` is that of the byte model.
+    in a four-bit format. ``tag`` is that of the byte model; ``bytes_note`` says where the bytes come from.
     """
 
     target_bytes: int
@@ -32,6 +32,7 @@ class Floor:
     tag: Tag
     expanded_bytes: int = 0
     packed_experts: bool = False
+    bytes_note: str = "byte model"
 
     def target_ns(self, steps: Steps) -> Ints:
         """Return each step's target floor in ns: its own distinct experts, all else as in the average step."""

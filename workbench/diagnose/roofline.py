@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workbench.diagnose.floor import load_floor
+from workbench.diagnose.counted_floor import counted_floor
 from workbench.diagnose.intervals import merge
 from workbench.diagnose.steps import Ints, Steps, load_steps
 from workbench.diagnose.summary import VariantSummary
@@ -204,7 +204,7 @@ def _clock_share(bundle: Bundle, variant: str) -> tuple[float, str] | None:
 
 def _phase_points(bundle: Bundle, variant: VariantSummary, steps: Steps) -> list[Point]:
     """Return the step and its phases with the bytes of the byte model."""
-    floor = load_floor(bundle, variant.name, variant.device)
+    floor = counted_floor(bundle, variant.name, variant.device, steps)
     if floor is None or not len(steps):
         return []
     target = floor.target_ns(steps).sum() * (floor.bytes_per_s / 1e9)
@@ -215,7 +215,8 @@ def _phase_points(bundle: Bundle, variant: VariantSummary, steps: Steps) -> list
         ("verify forward", "phase", target, int((steps.forward_end - steps.draft_end).sum())),
         ("draft", "phase", draft, int((steps.draft_end - steps.start).sum())),
     ]
-    note = "byte model, stored formats, distinct experts as recorded"
+    recorded = floor.bytes_note == "byte model"
+    note = "byte model, stored formats, distinct experts as recorded" if recorded else floor.bytes_note
     return [
         _point(name, kind, "clean", len(steps), total_ns, count, tokens, floor.tag, note)
         for name, kind, count, total_ns in parts

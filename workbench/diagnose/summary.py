@@ -135,6 +135,10 @@ def _summary(facts: Facts, settings: dict[str, Any], steps: Steps) -> VariantSum
     )
 
 
+def _source(floor: Floor) -> str:
+    return f"bytes of the {floor.bytes_note}" if floor.bytes_note == "byte model" else floor.bytes_note
+
+
 def _floor_ns(floor: Floor, steps: Steps) -> int:
     return int(floor.target_ns(steps).sum() + floor.draft_ns(steps).sum())
 
@@ -142,7 +146,7 @@ def _floor_ns(floor: Floor, steps: Steps) -> int:
 def _roof_share(floor: Floor | None, steps: Steps) -> Quantity | None:
     if floor is None:
         return None
-    note = f"bytes of the byte model over step time and {floor.bytes_per_s / 1e9:.1f} GB/s measured"
+    note = f"{_source(floor)} over step time and {floor.bytes_per_s / 1e9:.1f} GB/s measured"
     return Quantity(_floor_ns(floor, steps) / int(steps.wall.sum()), "of the roof", floor.tag, note=note)
 
 
