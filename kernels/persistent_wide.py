@@ -123,7 +123,12 @@ def make_wide_plan(
         raise InputError(f"{group} query heads a KV head and {width} tokens need {max(group, width // 2)} warps")
     stage_units = max(shape.hidden, shape.inter) // 64
     positions = max(width, min(64, stage_units * UNIT_BYTES // (4 * shape.head_dim)))
-    floats = max(warps * width * shape.experts, group * (shape.head_dim + positions) + width * shape.head_dim)
+    row_tiles = -(-group * width // 16)
+    floats = max(
+        warps * width * shape.experts,
+        group * (shape.head_dim + positions) + width * shape.head_dim,
+        row_tiles * (shape.head_dim * 16 + 16 * 47) + width * shape.head_dim,
+    )
     needed = -(-floats // (warps * 16 * width))
     chosen = max({2: 12, 4: 8, 8: 4}[width], needed) if pieces is None else pieces
     if chosen < needed:

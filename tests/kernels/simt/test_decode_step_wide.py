@@ -106,6 +106,37 @@ def test_source_on_the_cpu_with_many_experts_and_splits(build_kernel: Build) -> 
 
 
 @pytest.mark.parametrize(
+    ("columns", "steps"),
+    [
+        (2, [(2, 0), (1, 5), (2, 19), (2, 45)]),
+        (4, [(4, 0), (3, 17), (4, 44)]),
+        (8, [(8, 0), (5, 18), (8, 40)]),
+    ],
+)
+@pytest.mark.parametrize("marks", [False, True])
+def test_attention_of_all_tokens_together_equals_float64(
+    build_kernel: Build, columns: int, steps: list[tuple[int, int]], marks: bool
+) -> None:
+    """One split a KV head: of 3 CTAs two have a task; no cached position, a last stage that is not full."""
+    plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, joint=True, marks=marks, free=31 * marks), steps, 48)
+
+
+@pytest.mark.parametrize("grid", [5, 9])
+def test_splits_of_all_tokens_together_are_joined_by_every_cta(build_kernel: Build, grid: int) -> None:
+    """Two and four splits; several stages a split, windows that cut cached positions and new ones."""
+    plan = persistent_wide.make_wide_plan(TINY, 8, grid, warps=4, stages=4, trace=True)
+    steps = [(8, 40), (7, 15), (3, 100)]
+    simulated(build_kernel, TINY, dataclasses.replace(plan, joint=True, split_positions=16), steps, 112)
+
+
+def test_heads_of_128_dimensions_are_attended_to_together(build_kernel: Build) -> None:
+    """Rows that do not fill a tile, a window below the tokens."""
+    plan = persistent_wide.make_wide_plan(LONG, 4, 4, warps=3, stages=3, trace=True)
+    simulated(build_kernel, LONG, dataclasses.replace(plan, joint=True), [(4, 70), (3, 1)], 80)
+
+
+@pytest.mark.parametrize(
     ("columns", "options", "steps"),
     [
         (8, {"marks": True}, [(8, 18), (5, 0)]),
