@@ -47,6 +47,11 @@ STEP_NOTE = (
     "the device has completed its last kernel; what the host does between two steps is in neither"
 )
 
+AHEAD_NOTE = (
+    "with engine.run_ahead a step runs from the end of the one before it to its own end: what the device waited for "
+    "the host is in the step that came late, and nothing lies between two steps"
+)
+
 ENGINE_NOTE = (
     "an engine that is a process of its own is started, measured and ended by itself, after all other variants: its "
     "clean steps are not interleaved with theirs"
@@ -160,6 +165,7 @@ def _write_static(run: Run, static: StaticProbe) -> None:
 def _manifest(scenario: Scenario, pipelines: list[Pipeline]) -> Manifest:
     cuda = pipelines[0].device.type == "cuda"
     served = [not isinstance(pipeline.engine, Engine) for pipeline in pipelines]
+    ahead = [pipeline.variant.engine.run_ahead for pipeline in pipelines]
     environment = machine_fingerprint()
     device: dict[str, Any] = {"name": pipelines[0].device.type}
     if cuda:
@@ -172,7 +178,11 @@ def _manifest(scenario: Scenario, pipelines: list[Pipeline]) -> Manifest:
         device=device,
         variants=[VariantRecord(name=one.variant.name, settings=one.variant.settings()) for one in pipelines],
         clock=Clock(name="monotonic (time.perf_counter_ns)", utc_offset_ns=time.time_ns() - time.perf_counter_ns()),
-        notes=[*([STEP_NOTE] if cuda else []), *([ENGINE_NOTE] if any(served) else [])],
+        notes=[
+            *([STEP_NOTE] if cuda else []),
+            *([AHEAD_NOTE] if any(ahead) else []),
+            *([ENGINE_NOTE] if any(served) else []),
+        ],
     )
 
 

@@ -123,6 +123,10 @@ class Engine(Section):
     overlap: bool = Field(
         default=False, description="kernel rungs: launches start under their predecessor's tail (sm_90 and later)"
     )
+    run_ahead: bool = Field(
+        default=False,
+        description="from graph on, greedy, drafter none or simulated: enqueue a step before the last one is read",
+    )
     collective_us: float = Field(
         default=0, ge=0, le=1000, description="model.tp > 1: length of what stands in for each all-reduce; modelled"
     )
@@ -219,7 +223,9 @@ class PlantedFault(Section):
     variant: Name | None = Field(default=None, description="the variant it is planted in; default: the fault's name")
     clean: str = Field(default="clean", description="variant that is the same without it; empty: there is none")
     mutation: str | None = Field(default=None, description="data faults: what is done to a bundle's tables")
-    trace: str | None = Field(default=None, description="data faults: trace or recorded bundle they are planted in, relative to the file")
+    trace: str | None = Field(
+        default=None, description="data faults: trace or recorded bundle they are planted in, relative to the file"
+    )
 
 
 class ScenarioFile(Section):

@@ -122,6 +122,7 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
         end_token=0 if trained and not simulated else None,
         acceptance=acceptance,
         verify=rung.verify,
+        ahead=rung.ahead,
     )
     if "accept-cap" in variant.engine.faults:
         engine.judge = cap_acceptance(engine.judge)

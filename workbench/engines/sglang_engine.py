@@ -143,6 +143,8 @@ def check(variant: Variant, spec: ModelSpec) -> None:
             f"{where}: drafter.kind: with random weights SGLang drafts by DFlash and acceptance is simulated",
             hint="kind = 'none' or 'simulated'",
         )
+    if variant.engine.run_ahead:
+        raise InputError(f"{where}: engine.run_ahead: SGLang runs ahead unless told not to", hint="leave it out")
     if variant.engine.faults:
         raise InputError(f"{where}: engine.faults: they are planted in this project's rungs only", hint="faults = []")
     try:

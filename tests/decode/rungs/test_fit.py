@@ -148,6 +148,24 @@ def test_what_is_held_follows_the_rung() -> None:
             model("gpt-oss-20b", "persistent").replace('persistent"', 'persistent", overlap = true'),
             "engine.overlap: rung 'persistent' is one launch a step",
         ),
+        (
+            model("gpt-oss-20b", "eager").replace('eager"', 'eager", run_ahead = true'),
+            "engine.run_ahead: rung 'eager' decides on the host what it commits; engine.run_ahead = false",
+        ),
+        (
+            model("gpt-oss-20b", "persistent").replace('persistent"', 'persistent", run_ahead = true')
+            + '\n[sampling]\nmethod = "sample"',
+            "engine.run_ahead: tokens are chosen outside the step",
+        ),
+        (
+            model("gpt-oss-20b", "graph").replace('graph"', 'graph", run_ahead = true, faults = ["unfused-sampling"]'),
+            "engine.run_ahead: tokens are chosen outside the step",
+        ),
+        (
+            model("gpt-oss-20b", "splitk").replace('splitk"', 'splitk", run_ahead = true')
+            + '\n[drafter]\nkind = "ngram"',
+            "engine.run_ahead: drafter 'ngram' needs to know how many tokens were accepted before it drafts",
+        ),
         (model("qwen3-next-80b-a3b", "fused"), "attention: the kernel rungs run gqa and mla only"),
         (
             model("glm-5.2", "fused", "mxfp4-experts")

@@ -76,3 +76,28 @@ def test_the_loop_runs_over_the_captured_launch_and_over_the_laned_one() -> None
         texts.append(record.tokens)
     assert texts[0] == texts[1]
     assert int((one.engine.buffers.lanes[:, -1, 2] > 0).sum()) == one.engine.plan.grid
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accept", [False, True])
+def test_the_loop_runs_ahead_of_the_captured_launch(accept: bool) -> None:
+    device = torch.device("cuda")
+    target, packed, _ = build(device)
+    forward, found = wide_forward(target, packed, CAPACITY, 4, ahead=True), []
+    for ahead in (False, True, False, True):
+        keep = SimulatedAcceptance(2.4, 3, "multinomial", seed=3) if accept else None
+        engine = Engine(
+            forward,
+            SimulatedDrafter(3, SPEC["vocab"]),
+            SamplingRule(),
+            acceptance=keep,
+            verify=DeviceVerifier(4, device, keep),
+            ahead=DeviceVerifier(4, device) if ahead else None,
+        )
+        record = SequenceRecord(4)
+        steps = [
+            (step.context, step.width, step.accepted, step.tokens, step.experts)
+            for step in engine.decode([3, 90, 7, 11], 30, record)
+        ]
+        found.append((record.tokens, steps))
+    assert found == [found[0]] * 4

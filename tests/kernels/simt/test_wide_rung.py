@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workbench.decode.drafters.none import NoDrafter
 from workbench.decode.drafters.protocol import Proposal, TargetFeatures
+from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
 from workbench.decode.engine import EagerEngine, Engine, SamplingRule, SequenceRecord
 from workbench.decode.model import Target
 from workbench.decode.precision import load_policy
@@ -137,15 +138,16 @@ def test_a_step_decides_as_plain_torch_does_and_sets_up_the_next(on_the_cpu: Non
     target, packed, _ = build()
     step = rung.WideStep(target, packed, CAPACITY, [width])
     chosen: list[int] = []
+    keep = torch.tensor([-1], dtype=torch.int32)
     for right in range(width):  # so many drafts stand
         tokens = torch.tensor([17, *[token ^ (index >= right) for index, token in enumerate(chosen[: width - 1])]])
         tokens = torch.cat((tokens, tokens.new_zeros(width - len(tokens))))
         lengths = torch.full((4,), width, dtype=torch.int32)
-        found = step.end(step.begin(StepInputs(tokens, lengths[:1], lengths)))
+        found = step.end(step.begin(StepInputs(tokens, lengths[:1], lengths, keep)))
         assert isinstance(found, DecidedScores)
         assert (found.words is not None) == (width == 2)
         again, grown = torch.tensor([17, *tokens.tolist()[1:]]), torch.full((4,), width, dtype=torch.int32)
-        plain = decided(found, StepInputs(again, grown[:1], grown))
+        plain = decided(found, StepInputs(again, grown[:1], grown, keep))
         assert torch.equal(found.outcome, plain.outcome)
         assert torch.equal(tokens, again)
         assert torch.equal(lengths, grown)
@@ -170,6 +172,26 @@ def test_the_loop_writes_the_eager_text(on_the_cpu: None, width: int) -> None:
         assert len(steps) < count - 1
         assert any(step.accepted for step in steps)
         assert any(step.accepted < step.drafted for step in steps)
+
+
+def test_the_loop_runs_ahead(on_the_cpu: None) -> None:
+    """Simulated acceptance, carried out by the step itself."""
+    target, packed, _ = build()
+    forward, found = rung.wide_forward(target, packed, CAPACITY, 2, ahead=True), []
+    for ahead in (None, DeviceVerifier(2, CPU)):
+        keep = SimulatedAcceptance(1.5, 1, "fixed")
+        engine = Engine(
+            forward,
+            SimulatedDrafter(1, 96),
+            SamplingRule(),
+            acceptance=keep,
+            verify=DeviceVerifier(2, CPU, keep),
+            ahead=ahead,
+        )
+        record = SequenceRecord(2)
+        steps = [(step.context, step.accepted, step.tokens, step.experts) for step in engine.decode([3, 90], 6, record)]
+        found.append((record.tokens, steps))
+    assert found[0] == found[1]
 
 
 def test_a_laned_forward_stamps_every_phase(on_the_cpu: None) -> None:

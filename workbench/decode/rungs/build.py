@@ -9,8 +9,8 @@ from workbench.decode.model import Target
 from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.rungs.collectives import with_collectives
 from workbench.decode.rungs.faults import REGISTER_CAP
-from workbench.decode.rungs.faulty import FaultyForward, RecomputingForward, waiting_layers
-from workbench.decode.rungs.forward import EagerForward, Forward
+from workbench.decode.rungs.faulty import FaultyAheadForward, FaultyForward, RecomputingForward, waiting_layers
+from workbench.decode.rungs.forward import AheadForward, EagerForward, Forward
 from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.plain import PlainStep
@@ -20,12 +20,14 @@ from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
 from workbench.decode.rungs.twin import narrow_activations, round_activations, shift_taps, unshare_head
 from workbench.decode.rungs.verifiers import DeviceVerifier, UnfusedVerifier
-from workbench.scenario import Fault, Variant
+from workbench.scenario import Engine as EngineSettings
+from workbench.scenario import Variant
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """What the decode loop needs of a rung. ``verify`` None: the loop's own verification in plain torch.
+    """What the decode loop needs of a rung. ``verify`` None: the loop's own verification in plain torch. ``ahead``:
+    reads what a step decided by itself, for a loop that runs ahead; None for one that does not.
 
     ``experts``: how a plain-torch rung runs routed experts; None where there are none, and on rungs with kernels.
     """
@@ -33,6 +35,7 @@ class Runner:
     forward: Forward
     verify: Verify | None
     experts: ExpertForm | None = None
+    ahead: Verify | None = None
 
 
 def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptance | None) -> Runner:
@@ -51,22 +54,27 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     fp8 = plan.fp8(load_policy(variant.precision.policy, shipped=held.target.spec.shipped))
     fused_choice = variant.sampling.method == "greedy" and "unfused-sampling" not in faults
     decide = fused_choice and (plan.graph or plan.persistent)
-    forward = _forward(plan, faults, held, capacity, widths, overlap=variant.engine.overlap, fp8=fp8, decide=decide)
+    forward = _forward(plan, variant.engine, held, capacity, widths, fp8=fp8, decide=decide)
     if "recompute-prefix" in faults:
         forward = RecomputingForward(forward)
     if faults & {"item-per-step", "pageable-copy", "busy-host", "sleep-per-step", "collector-pauses"}:
-        forward = FaultyForward(
-            forward,
-            item="item-per-step" in faults,
-            upload="pageable-copy" in faults,
-            busy="busy-host" in faults,
-            sleep="sleep-per-step" in faults,
-            collect="collector-pauses" in faults,
-        )
+        waits = {
+            "item": "item-per-step" in faults,
+            "upload": "pageable-copy" in faults,
+            "busy": "busy-host" in faults,
+            "sleep": "sleep-per-step" in faults,
+            "collect": "collector-pauses" in faults,
+        }
+        if variant.engine.run_ahead:
+            assert isinstance(forward, AheadForward)  # noqa: S101 - fit.py lets no other through
+            forward = FaultyAheadForward(forward, **waits)
+        else:
+            forward = FaultyForward(forward, **waits)
     if "unfused-sampling" in faults:
         return Runner(forward, UnfusedVerifier(acceptance), experts)
     if decide:
-        return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance), experts)
+        ahead = DeviceVerifier(widths[-1], forward.device) if variant.engine.run_ahead else None
+        return Runner(forward, DeviceVerifier(widths[-1], forward.device, acceptance), experts, ahead)
     return Runner(forward, None, experts)
 
 
@@ -92,15 +100,15 @@ def _as_asked(variant: Variant, target: Target) -> Target:
 
 def _forward(
     plan: RungPlan,
-    faults: frozenset[Fault],
+    engine: EngineSettings,
     held: Held,
     capacity: int,
     widths: list[int],
     *,
-    overlap: bool,
     fp8: frozenset[TensorClass],
     decide: bool,
 ) -> Forward:
+    faults, ahead = frozenset(engine.faults), engine.run_ahead
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
         from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
@@ -108,7 +116,7 @@ def _forward(
 
         packed = [part for part in held.packed if isinstance(part, PackedExperts)]  # fit.py lets only MXFP4 through
         if widths[-1] > 1:
-            return wide_forward(target, packed, capacity, widths[-1], decide=decide)
+            return wide_forward(target, packed, capacity, widths[-1], decide=decide, ahead=ahead)
         return PersistentForward(target, packed, capacity)
     if not plan.kernels and "w4a8" in faults:
         target = narrow_activations(target)
@@ -130,6 +138,7 @@ def _forward(
             capture=True,
             piecewise=piecewise,
             decide=decide,
+            ahead=ahead,
         )
     from workbench.decode.rungs.fused import FusedFaults, FusedStep  # needs triton
 
@@ -139,7 +148,7 @@ def _forward(
         plan,
         slots,
         sms=_multiprocessors(target.device),
-        overlap=overlap,
+        overlap=engine.overlap,
         fp8=fp8,
         blocks=held.blocks,
         faults=FusedFaults(
@@ -151,7 +160,7 @@ def _forward(
         ),
     )
     return StaticForward(
-        fused, device=target.device, capacity=capacity, widths=widths, capture=True, piecewise=piecewise
+        fused, device=target.device, capacity=capacity, widths=widths, capture=True, piecewise=piecewise, ahead=ahead
     )
 
 

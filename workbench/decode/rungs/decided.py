@@ -1,5 +1,6 @@
 """Scores of a step that decided on the device what it commits, and how the host learns of it: one copy, one wait."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,11 +84,14 @@ class StepReport:
     """The report of a step of ``width`` positions, of ``count`` words: first the outcome, last the experts of all
     layers, ``top_k`` a position.
 
-    After ``outcome`` it also says where the device stands: ``committed`` tokens further, the last at ``next_address``.
+    ``check`` is called once the step is done, and raises where it went wrong. After ``outcome`` it also says where the
+    device stands: ``committed`` tokens further, the last at ``next_address``.
     """
 
-    def __init__(self, count: int, width: int, layers: int, top_k: int, device: torch.device) -> None:
-        self._width, self._shape = width, (layers, width, top_k)
+    def __init__(
+        self, count: int, width: int, layers: int, top_k: int, device: torch.device, check: Callable[[], None]
+    ) -> None:
+        self._width, self._shape, self._check = width, (layers, width, top_k), check
         self._experts = count - layers * width * top_k
         self.words = HostWords(count, device)
         self._outcome = 0
@@ -100,6 +104,7 @@ class StepReport:
     def outcome(self) -> list[int]:
         """Wait and return the outcome."""
         found: list[int] = self.words.read()[: 3 * self._width].tolist()
+        self._check()
         return found
 
     def experts(self) -> Words:

@@ -94,6 +94,8 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         raise InputError(f"{where}: engine.overlap: rung {rung!r} launches no kernels of its own", hint="leave it out")
     if variant.engine.overlap and plan.persistent:
         raise InputError(f"{where}: engine.overlap: rung {rung!r} is one launch a step", hint="leave it out")
+    if variant.engine.run_ahead:
+        _check_ahead(variant, where)
     _check_experts(variant, spec, policy, where)
     cls = TensorClass.QKV_A if isinstance(spec.attention, MLA) else TensorClass.QKV
     if plan.dense != "bf16" and policy.of(cls).name != "fp8":
@@ -112,6 +114,19 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
         _check_persistent(spec, variant.drafter.width, where)
     if plan.kernels:
         _check_kernels(spec, variant.drafter.width, where)
+
+
+def _check_ahead(variant: Variant, where: str) -> None:
+    """Raise InputError where the host must see what a step decided before it can enqueue the next one."""
+    rung, plan, kind = variant.engine.rung, PLANS[variant.engine.rung], variant.drafter.kind
+    hint = "engine.run_ahead = false"
+    if not (plan.graph or plan.persistent):
+        raise InputError(f"{where}: engine.run_ahead: rung {rung!r} decides on the host what it commits", hint=hint)
+    if variant.sampling.method != "greedy" or "unfused-sampling" in variant.engine.faults:
+        raise InputError(f"{where}: engine.run_ahead: tokens are chosen outside the step", hint=hint)
+    if kind not in ("none", "simulated"):
+        why = f"drafter {kind!r} needs to know how many tokens were accepted before it drafts"
+        raise InputError(f"{where}: engine.run_ahead: {why}", hint=f"{hint}, or drafter.kind none or simulated")
 
 
 def _check_experts(variant: Variant, spec: ModelSpec, policy: Policy, where: str) -> None:

@@ -156,7 +156,7 @@ class WideStep:
             outcome[width + 1 : 2 * width + 1].copy_(buffers.best[:width])
         else:
             outcome = words[: 3 * width]
-        decide_greedy(inputs.tokens, outcome, inputs.lengths)
+        decide_greedy(inputs.tokens, outcome, inputs.lengths, keep=inputs.keep)
         return DecidedScores(scores.logits, scores.hidden, scores.taps, scores.experts, outcome, words)
 
     def check(self) -> None:
@@ -169,13 +169,26 @@ class WideStep:
 
 
 class WideForward(StaticForward[WideState]):
-    """The wide launch as a forward; a step that went wrong is refused before the next one, at the latest."""
+    """The wide launch as a forward; a step that went wrong is refused where it is read or before the next one."""
 
     def __init__(
-        self, step: WideStep, *, device: torch.device, capacity: int, widths: Sequence[int], capture: bool
+        self,
+        step: WideStep,
+        *,
+        device: torch.device,
+        capacity: int,
+        widths: Sequence[int],
+        capture: bool,
+        ahead: bool = False,
     ) -> None:
-        super().__init__(step, device=device, capacity=capacity, widths=widths, capture=capture, decide=False)
+        super().__init__(
+            step, device=device, capacity=capacity, widths=widths, capture=capture, decide=False, ahead=ahead
+        )
         self.step = step
+
+    def check(self) -> None:
+        """Raise UnfitError where a step that the host has waited for went wrong."""
+        self.step.check()
 
     @property
     def engine(self) -> WideEngine:
@@ -200,20 +213,28 @@ class WideForward(StaticForward[WideState]):
         scores = super().prefill(tokens)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.step.check()
+        self.check()
         return scores
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward."""
-        self.step.check()
+        self.check()
         return super().score(tokens)
 
 
 def wide_forward(
-    target: Target, packed: Sequence[PackedExperts], capacity: int, width: int, *, decide: bool = True
+    target: Target,
+    packed: Sequence[PackedExperts],
+    capacity: int,
+    width: int,
+    *,
+    decide: bool = True,
+    ahead: bool = False,
 ) -> WideForward:
     """Return the forward of steps of up to ``width`` tokens, captured as a graph on a GPU; errors are WideStep's."""
     widths = [width]
     step = WideStep(target, packed, capacity + StaticForward.slack(widths), widths, decide=decide)
     device = target.device
-    return WideForward(step, device=device, capacity=capacity, widths=widths, capture=device.type == "cuda")
+    return WideForward(
+        step, device=device, capacity=capacity, widths=widths, capture=device.type == "cuda", ahead=ahead
+    )

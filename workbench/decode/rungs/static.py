@@ -181,6 +181,9 @@ class StaticForward(Generic[State]):
         self._reserve(tokens.shape[1])
         return self._run(tokens[0], self.length)
 
+    def check(self) -> None:
+        """Raise UnfitError where a step that the host has waited for went wrong; these steps have no way to say so."""
+
     def stand(self, last: Tensor) -> None:
         """Put the token and the position where the next step reads them."""
         with torch.inference_mode():
@@ -271,7 +274,7 @@ class StaticForward(Generic[State]):
             scores = self._step.end(state[0])
             if self._decide and not isinstance(scores, DecidedScores):
                 scores = decided(scores, slot.inputs)
-            slot.scores[:] = [_reported(scores, slot) if isinstance(scores, DecidedScores) else scores]
+            slot.scores[:] = [_reported(scores, slot, self.check) if isinstance(scores, DecidedScores) else scores]
 
         parts = [begin, *(layer(index) for index in range(self._step.layers)), end]
 
@@ -303,7 +306,7 @@ def decided(scores: Scores, inputs: StepInputs, chosen: Tensor | None = None) ->
     return DecidedScores(scores.logits, scores.hidden, scores.taps, scores.experts, outcome)
 
 
-def _reported(scores: DecidedScores, slot: _Slot) -> DecidedScores:
+def _reported(scores: DecidedScores, slot: _Slot, check: Callable[[], None]) -> DecidedScores:
     """Add the copy of the outcome and the experts to the host, in one piece."""
     outcome, words = scores.outcome, scores.words
     if words is None:
@@ -311,7 +314,7 @@ def _reported(scores: DecidedScores, slot: _Slot) -> DecidedScores:
         outcome = words[: len(outcome)]
     if slot.report is None:  # pinned memory is there before the first capture
         layers, _, top_k = scores.experts.shape
-        slot.report = StepReport(len(words), len(outcome) // 3, layers, top_k, words.device)
+        slot.report = StepReport(len(words), len(outcome) // 3, layers, top_k, words.device, check)
     slot.report.send(words)
     return replace(scores, outcome=outcome, words=words, report=slot.report)
 
