@@ -4,10 +4,15 @@ Every case decodes one prompt twice, greedily. The first time is the loop as it 
 steps, by its own clock, ``draft`` and ``commit`` those of their first and last phase, ``between`` what lies between the
 end of one step and the start of the next. The second time the device waits ahead of drafting and of the forward until
 the host has enqueued either: ``device`` is the sum of both, what the step takes where the host is never late. ``host``
-is the difference. ``kernel`` is the persistent kernel alone, launched back to back.
+is the difference. ``kernel`` is the persistent kernel alone, launched back to back. ``tok/s`` is over the steps' time,
+``wall`` over all time from the start of the first step to the end of the last.
 
-gpt-oss-20b has random weights, so its text is arbitrary; nano's must be the same whatever drafts it, up to near ties of
-widths (``text``). The table comes last; ``$OUT/loop_bench.json`` holds every number.
+Cases with ``ahead`` in their name run one step ahead of what the host has read: their steps abut, and what the host
+takes shows in ``step`` only where the device waited for it. They are held and timed step by step.
+
+gpt-oss-20b has random weights, so its text is arbitrary, but the same ahead as step by step; nano's must be the same
+whatever drafts it, up to near ties of widths (``text``). The table comes last; ``$OUT/loop_bench.json`` holds every
+number.
 """
 
 import argparse
@@ -68,13 +73,19 @@ CASES = (
     ),
 )
 
+AHEAD = tuple(
+    Case(f"{case.name}-ahead", f"{case.settings}\nrun_ahead = true")
+    for case in CASES
+    if case.name in ("gpt-oss-20b persistent", "gpt-oss-20b splitk", "nano none", "gpt-oss-20b persistent-4")
+)
+
 
 def variant_of(case: Case, device: str, new_tokens: int) -> Variant:
     """Return the case as a scenario's variant."""
     model, other = list[str](), list[str]()
     engine = [f'device = "{device}"']
     for line in case.settings.splitlines():
-        (model if line.startswith("preset") else engine if line.startswith("rung") else other).append(line)
+        (model if line.startswith("preset") else engine if line.startswith(("rung", "run_")) else other).append(line)
     weights = "trained" if 'preset = "nano"' in model else "random"
     text = "\n".join(
         [
@@ -218,14 +229,16 @@ def run_case(case: Case, variant: Variant, store: WeightStore) -> dict[str, Any]
     drafts = drafter.name in ("mtp", "dflash")  # the others launch nothing
     engine.forward = TimedForward(forward, watch)
     engine.drafter = TimedDrafter(drafter, other) if drafts else drafter
+    ahead, engine.run_ahead = engine.run_ahead, False
     try:
         decode(pipeline, engine)
     finally:
-        engine.forward, engine.drafter = forward, drafter
+        engine.forward, engine.drafter, engine.run_ahead = forward, drafter, ahead
     counted = _warm(steps)
     device = _middle(_warm(watch.times_us())) + (_middle(_warm(other.times_us())) if drafts else 0.0)
     step = _middle([(one.end_ns - one.start_ns) / 1e3 for one in counted])
     between = [(after.start_ns - one.end_ns) / 1e3 for one, after in pairwise(counted)]
+    tokens = sum(len(one.tokens) for one in counted)
     return {
         "case": case.name,
         **asdict(case),
@@ -237,7 +250,8 @@ def run_case(case: Case, variant: Variant, store: WeightStore) -> dict[str, Any]
         "commit_us": _middle([(one.end_ns - one.forward_end_ns) / 1e3 for one in counted]),
         "between_us": _middle(between) if between else None,
         "tokens_per_step": statistics.fmean(len(one.tokens) for one in counted),
-        "tok_s": sum(len(one.tokens) for one in counted) / sum(one.end_ns - one.start_ns for one in counted) * 1e9,
+        "tok_s": tokens / sum(one.end_ns - one.start_ns for one in counted) * 1e9,
+        "wall_tok_s": tokens / (counted[-1].end_ns - counted[0].start_ns) * 1e9,
         "steps": len(steps),
         "text": text,
         "built_s": built,
@@ -271,25 +285,26 @@ def _kernel_us(forward: Forward) -> float | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Return the results as text; nano's texts are compared with the first of its rung's."""
-    heads = ("kernel", "device", "step", "host", "draft", "commit", "between", "tok/s", "tok/step")
-    lines = [f"{'us a step':24}" + "".join(f"{head:>9}" for head in heads) + "  text"]
+    """Return the results as text; a text is compared with the first that must be the same."""
+    heads = ("kernel", "device", "step", "host", "draft", "commit", "between", "tok/s", "wall", "tok/step")
+    lines = [f"{'us a step':32}" + "".join(f"{head:>9}" for head in heads) + "  text"]
     texts: dict[str, list[int]] = {}
     for row in rows:
         if "error_text" in row:
-            lines.append(f"{row['case']:24} {row['error_text']}")
+            lines.append(f"{row['case']:32} {row['error_text']}")
             continue
-        values = (*(row[f"{head}_us"] for head in heads[:7]), row["tok_s"])
+        values = (*(row[f"{head}_us"] for head in heads[:7]), row["tok_s"], row["wall_tok_s"])
         cells = "".join(f"{'':>9}" if value is None else f"{value:9.1f}" for value in values)
-        first = texts.setdefault("nano" if row["case"].startswith("nano") else row["case"], row["text"])
+        name = row["case"].removesuffix("-ahead")
+        first = texts.setdefault("nano" if name.startswith("nano") else name, row["text"])
         same = next((at for at, (one, two) in enumerate(zip(first, row["text"], strict=False)) if one != two), None)
         said = "" if first is row["text"] else "same" if same is None else f"parts at token {same}"
-        lines.append(f"{row['case']:24}{cells}{row['tokens_per_step']:9.2f}  {said}")
+        lines.append(f"{row['case']:32}{cells}{row['tokens_per_step']:9.2f}  {said}")
     return "\n".join(lines)
 
 
 def main(
-    arguments: list[str] | None = None, *, device: torch.device | None = None, cases: Sequence[Case] = CASES
+    arguments: list[str] | None = None, *, device: torch.device | None = None, cases: Sequence[Case] = (*CASES, *AHEAD)
 ) -> int:
     """Run the benchmark; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workbench.decode.rungs.loop_bench", description=__doc__)
