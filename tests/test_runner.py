@@ -328,7 +328,7 @@ def test_steps_reach_the_disk_while_the_run_goes_on(
 ) -> None:
     out = tmp_path / "live"
     monkeypatch.setattr(writer, "FLUSH_SECONDS", 0.0)
-    monkeypatch.setattr("workbench.run.sequence.STEPS_PER_APPEND", 3)
+    monkeypatch.setattr("workbench.run.sequence.HOLD_SECONDS", 0.0)
     decode, held_back = Engine.decode, []
     done = 0
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,8 +14,9 @@ from workbench.decode.pipeline import Pipeline, TokenPrompt
 from workbench.engines.sglang_engine import SglangEngine
 from workbench.run.state import Run
 
-STEPS_PER_APPEND = 16
-"""Steps held back before they go to the bundle: what a killed process loses beside the last second."""
+HOLD_SECONDS = 0.5
+"""How long steps are held back before they go to the bundle: what a killed process loses beside the last second. An
+append takes about a millisecond between two steps, so it must be rare."""
 
 NumberedStep = tuple[int, StepRecord]
 """A step and its ``step_id``."""
@@ -42,29 +44,36 @@ def decode_sequence(
     record = SequenceRecord(len(prompt.tokens))
     common = {"variant": variant.name, "run_pass": run_pass, "sequence_id": run.sequences}
     walls = run.walls.setdefault((variant.name, run_pass), {})
+    warm = variant.measure.warmup_steps
     numbered: list[NumberedStep] = []
-    rows: list[dict[str, Any]] = []
+    kept = 0  # steps that are in the bundle
+
+    def append() -> None:
+        nonlocal kept
+        first, kept = kept, len(numbered)  # first, so that no row is appended twice should the disk be full
+        rows = [common | _step_row(*numbered[at], index=at, warmup=at < warm) for at in range(first, kept)]
+        run.writer.append("steps", rows)
+
+    # Little happens between two steps: it is time in which a user waits and no step's time holds.
+    due = time.monotonic() + HOLD_SECONDS
     try:
         for step in islice(engine.decode(prompt.tokens, count, record, annotate), limit):
-            index = len(numbered)
-            warmup = index < variant.measure.warmup_steps
-            rows.append(common | _step_row(step, run.steps, index, warmup=warmup))
             numbered.append((run.steps, step))
             run.steps += 1
-            if not warmup:
-                walls.setdefault((prompt.id, index), []).append(step.end_ns - step.start_ns)
             after()
-            if len(rows) == STEPS_PER_APPEND:
-                full, rows = rows, []  # first, so that no row is appended twice should the disk be full
-                run.writer.append("steps", full)
+            if time.monotonic() > due:
+                append()
+                due = time.monotonic() + HOLD_SECONDS
     finally:
-        run.writer.append("steps", rows)
+        append()
         run.writer.append("sequences", [common | _sequence_row(record, prompt)])
         run.sequences += 1
+        for index, (_, step) in enumerate(numbered[warm:], start=warm):
+            walls.setdefault((prompt.id, index), []).append(step.end_ns - step.start_ns)
     return numbered
 
 
-def _step_row(step: StepRecord, step_id: int, index: int, *, warmup: bool) -> dict[str, Any]:
+def _step_row(step_id: int, step: StepRecord, *, index: int, warmup: bool) -> dict[str, Any]:
     return {
         "step_id": step_id,
         "index": index,
