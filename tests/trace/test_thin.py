@@ -152,3 +152,15 @@ def test_bytes_add_up_and_means_are_over_time(data: list[tuple[int, int]], bin_n
             assert np.dot(after["value"], np.rint(length / 100)) == pytest.approx(sum(values))
         gap = np.array(after["start_ns"])[1:] - np.array(after["end_ns"])[:-1]
         assert (gap == 400).sum() == sum(one == 400 for one in gaps[1:])
+
+
+def test_a_traced_pass_within_the_warm_up_keeps_all_but_its_first_step(tmp_path: Path) -> None:
+    with BundleWriter.create(tmp_path / "source", Manifest(variants=[VariantRecord(name="v")])) as writer:
+        for number in range(5):
+            times = {"start_ns": number, "draft_end_ns": number, "forward_end_ns": number, "end_ns": number + 1}
+            step = {"variant": "v", "run_pass": "traced", "step_id": number, "index": number, "warmup": True}
+            writer.append("steps", [step | times])
+    with Bundle.open(tmp_path / "source") as source:
+        path = thin(source, tmp_path / "out", Choice(traced=3))
+    with Bundle.open(path) as out:
+        assert out.table("steps")["index"].to_pylist() == [1, 2, 3]

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from workbench.diagnose.engine_steps import DeviceSteps, device_steps
 from workbench.trace.bundle import Bundle
 
 Ints = npt.NDArray[np.int64]
@@ -59,9 +60,22 @@ def load_steps(bundle: Bundle, variant: str, run_pass: RunPass = "clean") -> Ste
     """Read the steps of ``variant`` in one pass, without warm-up.
 
     A pass with instruments may hold no more steps than the warm-up has: what it is for, the order of kernels and bytes
-    a step, holds from the second step on, so then only the first is left out.
+    a step, holds from the second step on, so then only the first is left out. Traced steps of an engine that left marks
+    in its trace are those of the marks (``engine_steps``), as many as lie within the ones its client saw.
     """
     table = bundle.query(_SQL.format(_SETTLED), [variant, run_pass])
     if not table.num_rows and run_pass in ("sampled", "laned", "traced"):
         table = bundle.query(_SQL.format(_BUT_THE_FIRST), [variant, run_pass])
-    return Steps(*(column.to_numpy(zero_copy_only=False).astype(np.int64) for column in table.columns))
+    steps = Steps(*(column.to_numpy(zero_copy_only=False).astype(np.int64) for column in table.columns))
+    marked = device_steps(bundle, variant) if run_pass in ("traced",) and len(steps) else None
+    return _on_device(steps, marked) if marked else steps
+
+
+def _on_device(steps: Steps, marked: DeviceSteps) -> Steps:
+    """Return ``steps`` with the edges of ``marked``; a client sees nothing within a step, so all of it is forward."""
+    own = np.flatnonzero((marked.start >= steps.start[0]) & (marked.start < steps.end[-1]))[: len(steps)]
+    if not len(own):
+        return steps
+    kept = {name: getattr(steps, name)[: len(own)] for name in Steps.__dataclass_fields__}
+    start, end = marked.start[own], marked.end[own]
+    return Steps(**kept | {"start": start, "draft_end": start, "forward_end": end, "end": end})

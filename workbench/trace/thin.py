@@ -103,20 +103,26 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
 
 
 def _steps(tables: dict[str, pa.Table], choice: Choice) -> pa.Table:
-    """Return the steps to keep: clean ones all, of the others the first of each variant that are no warm-up."""
+    """Return the steps to keep: clean ones all, of the others the first of each variant that are no warm-up.
+
+    Where a pass is no longer than the warm-up, all but its first step count, as for every statistic
+    (``diagnose.steps.load_steps``).
+    """
     steps = tables["steps"].sort_by([("start_ns", "ascending"), ("step_id", "ascending")])
     stamped = _stamped_steps(tables)
     taken: dict[tuple[str, str], int] = {}
     keep = np.zeros(steps.num_rows, bool)
-    columns = ("variant", "run_pass", "warmup", "step_id")
-    values = zip(*(steps[name].to_pylist() for name in columns), strict=True)
-    for row, (variant, kind, warmup, step_id) in enumerate(values):
+    columns = ("variant", "run_pass", "warmup", "index", "step_id")
+    values = list(zip(*(steps[name].to_pylist() for name in columns), strict=True))
+    settled = {(variant, kind) for variant, kind, warmup, _, _ in values if not warmup}
+    for row, (variant, kind, warmup, index, step_id) in enumerate(values):
         if kind == "clean":
             keep[row] = True
             continue
         most = {"traced": choice.traced, "sampled": choice.sampled, "laned": choice.lanes}[kind]
         held = kind != "laned" or not stamped or step_id in stamped
-        if not warmup and held and taken.get((variant, kind), 0) < most:
+        counts = not warmup if (variant, kind) in settled else index > 0
+        if counts and held and taken.get((variant, kind), 0) < most:
             taken[variant, kind] = taken.get((variant, kind), 0) + 1
             keep[row] = True
     return steps.filter(pa.array(keep))
