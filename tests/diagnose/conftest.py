@@ -24,9 +24,8 @@ _ROWS: Mapping[str, Row] = {
         "variant": "v",
         "run_pass": "clean",
         "sequence_id": 0,
-        "index": 0,
         "warmup": False,
-        "context": 8,
+        "context": None,
         "width": 1,
         "drafted": 0,
         "accepted": 0,
@@ -72,8 +71,8 @@ _IDS = {"steps": "step_id", "sequences": "sequence_id", "host": "host_id", "kern
 def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
     """``make_bundle(tables, variants, **manifest)``: a sealed bundle.
 
-    ``tables`` maps names to rows that state only what differs from a plain row; ids count from 0. ``variants`` maps
-    names to the settings that differ from plain, greedy nano's on the CPU; default: one, called v.
+    ``tables`` maps names to rows that state only what differs from a plain row; ids and steps' places count from 0.
+    ``variants`` maps names to the settings that differ from plain, greedy nano's on the CPU; default: one, called v.
     """
     opened: list[Bundle] = []
 
@@ -86,6 +85,8 @@ def make_bundle(tmp_path: Path) -> Iterator[Callable[..., Bundle]]:
         with BundleWriter.create(path, Manifest(variants=records, **manifest)) as writer:
             for name, rows in tables.items():
                 numbered = [{_IDS[name]: number} if name in _IDS else {} for number in range(len(rows))]
+                if name == "steps":
+                    numbered = [number | {"index": number["step_id"]} for number in numbered]
                 writer.append(
                     name, [_ROWS.get(name, {}) | number | row for number, row in zip(numbered, rows, strict=True)]
                 )

@@ -21,7 +21,7 @@ def steps(walls: list[int], *, context: int = 64, grows: bool = False) -> list[d
                 "forward_end_ns": end,
                 "end_ns": end,
                 "index": number,
-                "context": context + (number if grows else 0),
+                "context": context + number if grows else None,
             }
         )
         moment = end + 1000
@@ -122,3 +122,12 @@ def test_context_cost(make_bundle: Make) -> None:
     assert "50 us longer" in one.sentence
     flat = found(make_bundle(model | {"steps": steps(even(200), grows=True)}))
     assert "context-cost" not in flat
+
+
+def test_steps_faster_than_memory(make_bundle: Make) -> None:
+    """Times in microseconds that were taken for nanoseconds."""
+    tables = {"tensors": [{"read_bytes": 2 * 10**9}], "roofs": [{"device": "cpu", "bytes_per_s": 400 * 10**9}]}
+    one = found(make_bundle(tables | {"steps": steps([wall // 1000 for wall in even()])}))["byte-model-mismatch"]
+    assert one.severity == "critical"
+    assert "500 times as fast as memory" in one.sentence
+    assert "byte-model-mismatch" not in found(make_bundle(tables | {"steps": steps(even())}))

@@ -9,7 +9,7 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Finding, ranked
 from workbench.diagnose.findings.between_graphs import kernels_between_graphs
 from workbench.diagnose.findings.between_steps import between_steps
-from workbench.diagnose.findings.byte_losses import expanded_weights, over_fetch, replicated_weights
+from workbench.diagnose.findings.byte_losses import beyond_roof, expanded_weights, over_fetch, replicated_weights
 from workbench.diagnose.findings.conditions import clock_throttled, data_quality, foreign_process
 from workbench.diagnose.findings.cpu_host import context_cost, host_stall
 from workbench.diagnose.findings.data_movement import data_movement
@@ -45,6 +45,7 @@ DETECTORS: tuple[Detector, ...] = (
     context_cost,
     data_movement,
     between_steps,
+    beyond_roof,
     expanded_weights,
     over_fetch,
     replicated_weights,

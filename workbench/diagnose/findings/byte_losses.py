@@ -5,7 +5,7 @@ from typing import Any
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.device_losses import loss_rows
-from workbench.diagnose.findings.gain import gain, of_step, per_step, severity, stands_out
+from workbench.diagnose.findings.gain import gain, ms, of_step, per_step, severity, stands_out
 from workbench.diagnose.gathered import gathered_copy
 from workbench.diagnose.kernel_classes import short_name
 from workbench.diagnose.kernel_losses import OVER_FETCH
@@ -14,6 +14,42 @@ from workbench.quantity import Quantity
 
 WIDER = 1.2
 """Resident over stored bytes from which a class counts as expanded: padding and alignment take less."""
+
+
+BEYOND = 1.25
+"""How many times the roof steps must read at to be impossible: a roof is measured to a few per cent, and a part of the
+bytes may stay in a cache."""
+
+
+def beyond_roof(facts: Facts) -> list[Finding]:
+    """Find ``byte-model-mismatch``: steps are shorter than memory can deliver their bytes in."""
+    floor = facts.floor
+    if floor is None or not facts.wall_ns:
+        return []
+    needed = int(floor.target_ns(facts.steps).sum() + floor.draft_ns(facts.steps).sum())
+    times = needed / facts.wall_ns
+    if times < BEYOND:
+        return []
+    return [
+        Finding(
+            id="byte-model-mismatch",
+            severity="critical",
+            variant=facts.variant,
+            title="Faster than memory",
+            sentence=(
+                f"By the byte model a step reads for {ms(needed / len(facts.steps))} at the roof, and takes "
+                f"{ms(facts.wall_ns / len(facts.steps))}: {times:.3g} times as fast as memory is. The times are in "
+                "another unit, the bytes or the roof are wrong, or a cache holds the weights."
+            ),
+            remedy="check one step by the clock, then the model, its precision and the tensor-parallel degree; of a "
+            "model that fits the last-level cache this is no mistake",
+            confidence="high",
+            evidence=(
+                Evidence("bytes of a step over its time, of the roof", Quantity(times, "times", floor.tag), "tensors"),
+                Evidence("roof", Quantity(floor.bytes_per_s / 1e9, "GB/s", "measured"), "roofs"),
+            ),
+        )
+    ]
 
 
 def expanded_weights(facts: Facts) -> list[Finding]:
