@@ -105,10 +105,12 @@ def test_folders_of_one_machine_are_left_out(tmp_path: Path) -> None:
             "host", [{**row, "host_id": at, "name": name, "category": "python"} for at, name in enumerate(names)]
         )
         writer.append("host", [{**row, "host_id": 9, "name": "a/b", "category": "op"}])
+        writer.append("env", [{"key": "model", "value": "/home/someone/weights"}, {"key": "dtype", "value": "a/b"}])
     with Bundle.open(tmp_path / "source") as source:
         path = thin(source, tmp_path / "out", Choice())
     with Bundle.open(path) as out:
         assert out.manifest.command[-1] == "mine.toml"
+        assert out.table("env")["value"].to_pylist() == ["weights", "a/b"]
         assert out.table("host")["name"].to_pylist() == [
             "engine.py(12): step",
             "b.py(3): f",

@@ -65,6 +65,7 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
         tables["lanes"] = tables["lanes"].slice(0, 0)
     tables["lanes"] = tables["lanes"].filter(pc.is_in(tables["lanes"]["kernel_id"], tables["kernels"]["kernel_id"]))
     tables["host"] = _without_folders(tables["host"])
+    tables["env"] = _named_by_last_part(tables["env"])
     if "counters" not in choice.drop and source.manifest.source == "attach":
         tables["counters"] = thin_bursts(source, choice.burst_ms * 1_000_000, _bin_us(source, choice) * 1000)
     else:
@@ -247,6 +248,12 @@ def _without_folders(host: pa.Table) -> pa.Table:
     python = pc.equal(host["category"], "python")
     short = pc.replace_substring_regex(host["name"], r"^(?:[A-Za-z]:)?[/\\].*[/\\]", "")
     return host.set_column(host.column_names.index("name"), "name", pc.if_else(python, short, host["name"]))
+
+
+def _named_by_last_part(env: pa.Table) -> pa.Table:
+    """Return ``env`` with values that are paths cut to their last part."""
+    values = [PurePath(value).name if PurePath(value).is_absolute() else value for value in env["value"].to_pylist()]
+    return env.set_column(env.column_names.index("value"), "value", pa.array(values, env["value"].type))
 
 
 def _ints(table: pa.Table, name: str) -> Ints:
