@@ -48,6 +48,10 @@ def captions(bundle: Bundle, diagnosis: Diagnosis) -> list[str]:
         for (note, tag), names in groups.items():
             whose = f" of {', '.join(names)}" if len(groups) > 1 else ""
             lines.append(f"{column}{whose}: {note} ({tag})")
+    slower = [(variant.name, wall) for variant in diagnosis.variants if (wall := variant.wall_tok_s)]
+    if slower:
+        rates = ", ".join(f"{name} {significant(wall.value, 3)}" for name, wall in slower)
+        lines.append(f"tok/s with the pauses between steps, which are in no step's time ({slower[0][1].tag}): {rates}")
     if any(variant.accept_length.low is not None for variant in diagnosis.variants):
         lines.append("±: 95 % interval over prompts (Student's t); p50, p90: step time (measured)")
     lines += [

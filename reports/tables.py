@@ -28,7 +28,7 @@ def headline_table(diagnosis: Diagnosis, against_plain: Mapping[str, BreakEven |
         device = f" on {visible(variant.device)}"
         return (
             Cell(visible(variant.name), note=f"drafter: {visible(variant.drafter)}{device}"),
-            number(variant.tok_s),
+            number(variant.tok_s, note=_with_pauses(variant)),
             number(compared.speedup, 3) if compared else Cell("–"),
             number(variant.accept_length, 3),
             number(variant.step_p50),
@@ -55,6 +55,11 @@ def headline_table(diagnosis: Diagnosis, against_plain: Mapping[str, BreakEven |
         (Group(tuple(row(variant) for variant in diagnosis.variants)),),
         phone="cards",
     )
+
+
+def _with_pauses(variant: VariantSummary) -> str:
+    wall = variant.wall_tok_s
+    return "" if wall is None else f"{significant(wall.value, 4)} with the pauses between steps"
 
 
 def _share(share: Quantity | None) -> Cell:

@@ -5,6 +5,7 @@ import pytest
 from workbench.diagnose.accounting import Accounting, Cause
 from workbench.diagnose.headline import fastest, headline, largest_loss
 from workbench.diagnose.summary import Diagnosis, VariantSummary
+from workbench.diagnose.wall_rate import WallRate
 from workbench.quantity import Quantity, Tag
 
 
@@ -44,6 +45,13 @@ def test_one_variant() -> None:
         "dflash decodes at 123 tok/s (measured), 3.00 % of what this machine's memory bandwidth allows (modelled); "
         "the largest loss is compute (62 % of the step time, estimated)."
     )
+
+
+def test_pauses_are_said_where_they_count() -> None:
+    slow = replace(variant("splitk", 500), wall=WallRate(100, 200_000_000, 220_000_000))
+    assert "allows (modelled); with the pauses between its steps it is 455 tok/s; the largest loss" in say(slow)
+    quick = replace(slow, wall=WallRate(100, 200_000_000, 203_000_000))
+    assert "pauses" not in say(quick)
 
 
 def test_the_fastest_measured_variant_answers() -> None:

@@ -24,7 +24,7 @@ def headline(diagnosis: Diagnosis, name: Callable[[str], str] = str) -> str:
     others = len(diagnosis.variants) - 1
     rank = f", the fastest of {others + 1} variants," if others else ""
     speed = f"{significant(best.tok_s.value, 3)} tok/s ({best.tok_s.tag})"
-    return f"{name(best.name)}{rank} decodes at {speed}{_roof(best)}; {_loss(best)}."
+    return f"{name(best.name)}{rank} decodes at {speed}{_roof(best)}{_pauses(best)}; {_loss(best)}."
 
 
 def _roof(best: VariantSummary) -> str:
@@ -34,6 +34,11 @@ def _roof(best: VariantSummary) -> str:
     if share.value > 1:
         return f", {percent(share.value)} of this machine's memory bandwidth, which is impossible: check the byte model"
     return f", {percent(share.value)} of what this machine's memory bandwidth allows ({share.tag})"
+
+
+def _pauses(best: VariantSummary) -> str:
+    wall = best.wall_tok_s
+    return "" if wall is None else f"; with the pauses between its steps it is {significant(wall.value, 3)} tok/s"
 
 
 def _loss(best: VariantSummary) -> str:

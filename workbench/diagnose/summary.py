@@ -15,6 +15,7 @@ from workbench.diagnose.ladder import LadderStep, ladder
 from workbench.diagnose.settings import variant_settings
 from workbench.diagnose.speculation import Identity, Position, accept_length, by_position, identity_to_plain
 from workbench.diagnose.steps import Steps, load_steps
+from workbench.diagnose.wall_rate import SIGNIFICANT, WallRate, wall_rate
 from workbench.errors import UnfitError
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
@@ -28,7 +29,8 @@ class VariantSummary:
     ``tok_s``: committed tokens over step time, batch 1, prefill and warm-up steps left out. ``roof_share``: bytes no
     step can avoid, over step time, as a share of the measured read bandwidth. ``bytes_per_step``: those bytes.
     ``findings``: losses and doubts, ranked. ``mapping``: how traced kernels and gaps were brought onto the clean step;
-    None without traced kernels.
+    None without traced kernels. ``wall``: tok/s by the wall clock, pauses between steps included; None where no two
+    steps follow each other.
     """
 
     name: str
@@ -47,6 +49,14 @@ class VariantSummary:
     accounting: Accounting
     findings: tuple[Finding, ...] = ()
     mapping: CleanMap | None = None
+    wall: WallRate | None = None
+
+    @property
+    def wall_tok_s(self) -> Quantity | None:
+        """The rate by the wall clock where pauses make it differ from ``tok_s``; None where they do not."""
+        if self.wall is None or self.wall.paused < SIGNIFICANT:
+            return None
+        return self.wall.quantity(self.tok_s.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,7 @@ def _summary(facts: Facts, settings: dict[str, Any], steps: Steps) -> VariantSum
         accounting=facts.accounting,
         findings=find_in(facts),
         mapping=facts.split.mapping if facts.split else None,
+        wall=wall_rate(bundle, name),
     )
 
 
@@ -165,6 +176,7 @@ def _variant_json(variant: VariantSummary) -> dict[str, Any]:
         "steps": variant.steps,
         "tokens": variant.tokens,
         "tok_s": variant.tok_s.to_json(),
+        "wall_tok_s": variant.wall.quantity(variant.tok_s.tag).to_json() if variant.wall else None,
         "accept_length": variant.accept_length.to_json(),
         "step_p50": variant.step_p50.to_json(),
         "step_p90": variant.step_p90.to_json(),
