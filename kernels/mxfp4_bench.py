@@ -305,7 +305,8 @@ Variant = tuple[str, ExpertShape, int, dict[str, Any]]  # name, shape, tokens, o
 def variants() -> list[Variant]:
     """What is timed, the main question first."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    atomic, stream = replace(base, combine="atomic"), replace(base, probe=1)
+    counters = replace(base, exchange="counters")
+    atomic, stream = replace(counters, combine="atomic"), replace(base, probe=1)
     rows: list[Variant] = [
         ("ordered", GPT_OSS, 1, {"plan": base}),
         ("ordered, overlap", GPT_OSS, 1, {"plan": base, "overlap": True}),
@@ -314,8 +315,9 @@ def variants() -> list[Variant]:
         ("atomic, overlap", GPT_OSS, 1, {"plan": atomic, "overlap": True}),
         ("stream only", GPT_OSS, 1, {"plan": stream}),
         ("stream only, overlap", GPT_OSS, 1, {"plan": stream, "overlap": True}),
-        ("two launches", GPT_OSS, 1, {"plan": base, "split": True}),
-        ("two launches, overlap", GPT_OSS, 1, {"plan": base, "split": True, "overlap": True}),
+        ("two launches", GPT_OSS, 1, {"plan": counters, "split": True}),
+        ("two launches, overlap", GPT_OSS, 1, {"plan": counters, "split": True, "overlap": True}),
+        ("counters, overlap", GPT_OSS, 1, {"plan": counters, "overlap": True}),
         ("9 warps, overlap", GPT_OSS, 1, {"plan": mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9), "overlap": True}),
         ("6 stages, overlap", GPT_OSS, 1, {"plan": replace(base, stages=6), "overlap": True}),
         ("8 stages, overlap", GPT_OSS, 1, {"plan": replace(base, stages=8), "overlap": True}),
@@ -330,38 +332,26 @@ def variants() -> list[Variant]:
 def next_variants() -> list[Variant]:
     """The next round of docs/kernels-cuda.md, predictions there; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    marks = replace(base, exchange="marks")
+    both = replace(base, decode=1, lean=True)
     plans = {
         "base": base,
-        "marks": marks,
-        "atomic": replace(base, combine="atomic"),
-        "whole ring in flight": replace(base, in_flight=0),
-        "marks, whole ring in flight": replace(marks, in_flight=0),
-        "marks, 3 stages": replace(marks, stages=3),
-        "marks, 6 stages": replace(marks, stages=6),
-        "marks, 8 stages, 3 in flight": replace(marks, stages=8, in_flight=3),
-        "marks, 1 in flight": replace(marks, in_flight=1),
-        "marks, 2 KB": replace(marks, copy_bytes=2048),
-        "marks, 12 warps": _with_warps(marks, 12),
+        "decode 1": replace(base, decode=1),
+        "lean": replace(base, lean=True),
+        "lean, decode 1": both,
+        "lean, decode 1, 3 stages": replace(both, stages=3),
+        "lean, decode 1, 5 stages": replace(both, stages=5),
+        "lean, decode 1, 6 stages": replace(both, stages=6),
+        "lean, decode 1, 5, 3 in flight": replace(both, stages=5, in_flight=3),
+        "counters": replace(base, exchange="counters"),
         "stream only": replace(base, probe=1),
-        "stream only, marks": replace(marks, probe=1),
         "base (again)": base,
     }
     rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
     for shape, tokens in ((GPT_OSS, 2), (GPT_OSS, 4), (GPT_OSS, 8), (QWEN, 1), (QWEN, 4), (GLM_RANK, 1), (GLM_RANK, 4)):
         plan = mxfp4_cuda.make_plan(shape, tokens)
-        for name, chosen in (
-            ("base", plan),
-            ("whole ring in flight", replace(plan, in_flight=0)),
-            ("marks", replace(plan, exchange="marks")),
-        ):
+        for name, chosen in (("base", plan), ("decode 1", replace(plan, decode=1))):
             rows.append((name, shape, tokens, {"plan": chosen, "overlap": True}))
     return rows
-
-
-def _with_warps(plan: Plan, warps: int) -> Plan:
-    """Fewer warps along K, with longer slices, where a tile is split over all of them."""
-    return replace(plan, warps=warps, gate_up_wk=warps, down_wk=warps)
 
 
 def next_streams() -> dict[str, StreamPlan]:
@@ -421,7 +411,7 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
         ("roof", {}, read_roof),
         *(rows[index] for index in first),
         *(checked(GPT_OSS, tokens) for tokens in (2, 4, 8, 3)),
-        checked(GPT_OSS, 1, plan=replace(base, combine="atomic")),
+        checked(GPT_OSS, 1, plan=replace(base, exchange="counters", combine="atomic")),
         *(rows[index] for index in rest if variants()[index][1] is GPT_OSS),
         *(checked(shape, tokens) for shape in (GLM, GLM_RANK, QWEN) for tokens in (1, 4)),
         checked(GPT_OSS, 1, plan=mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)),
@@ -433,16 +423,12 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
 def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
     """The options of the next round, each at least once."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    marks = replace(base, exchange="marks")
     return [
-        (GPT_OSS, 1, base),
-        (GPT_OSS, 1, marks),
-        (GPT_OSS, 1, replace(_with_warps(marks, 12), stages=3, in_flight=1, copy_bytes=2048)),
-        *(
-            (GPT_OSS, tokens, replace(mxfp4_cuda.make_plan(GPT_OSS, tokens), exchange="marks"))
-            for tokens in (2, 3, 4, 8)
-        ),
-        *((shape, 4, replace(mxfp4_cuda.make_plan(shape, 4), exchange="marks")) for shape in (GLM_RANK, QWEN)),
+        (GPT_OSS, 1, replace(base, decode=1, lean=True)),
+        (GPT_OSS, 1, replace(base, lean=True, stages=3, in_flight=1)),
+        (GPT_OSS, 1, replace(base, exchange="counters")),
+        *((GPT_OSS, tokens, replace(mxfp4_cuda.make_plan(GPT_OSS, tokens), decode=1)) for tokens in (2, 4, 8)),
+        *((shape, 4, replace(mxfp4_cuda.make_plan(shape, 4), decode=1)) for shape in (GLM_RANK, QWEN)),
     ]
 
 
@@ -456,6 +442,8 @@ def compile_all(following: bool = False) -> int:
     def add(shape: ExpertShape, tokens: int, experts: int, plan: Plan | None, split: bool = False) -> None:
         small = ExpertShape(**{**asdict(shape), "experts": experts})
         chosen = plan or mxfp4_cuda.make_plan(small, tokens)
+        if split:
+            chosen = replace(chosen, exchange="counters")
         phases: tuple[mxfp4_cuda.Phases, ...] = ("gate_up", "down") if split else ("both",)
         jobs.extend(functools.partial(mxfp4_cuda.compile_pass, small, tokens, chosen, phase) for phase in phases)
 
@@ -468,7 +456,7 @@ def compile_all(following: bool = False) -> int:
     else:
         for tokens in (1, 2, 3, 4, 8):
             add(GPT_OSS, tokens, 12, None)
-        for plan in (replace(base, combine="atomic"), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
+        for plan in (replace(base, exchange="counters", combine="atomic"), mxfp4_cuda.make_plan(GPT_OSS, 1, warps=9)):
             add(GPT_OSS, 1, 12, plan)
         add(GPT_OSS, 2, 12, None, split=True)
         for shape in (GLM, GLM_RANK, QWEN):

@@ -8,7 +8,7 @@ Floor: bytes = distinct experts * 3 * hidden * inter * 0.53125; time = bytes / m
 """
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -57,7 +57,7 @@ class ExpertShape:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one launch is cut up; every field is a macro of the kernel (its head comment explains them)."""
+    """How one launch is cut up; every field is a macro of the kernel (its head comment and mxfp4.cuh explain them)."""
 
     warps: int
     gate_up_wk: int
@@ -73,6 +73,8 @@ class Plan:
     copy_bytes: int = 0
     in_flight: int = 0
     exchange: Exchange = "counters"
+    decode: int = 0
+    lean: bool = False
 
     def __post_init__(self) -> None:
         if self.exchange == "marks" and self.combine != "ordered":
@@ -124,7 +126,8 @@ def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int |
     """A plan that fits: stages of about 24 KB (at least one row tile), as many as fit.
 
     At one token the ring ends at 96 KB (four stages at least) and two stages are in flight, else three: more was
-    measured slower (docs/kernels-cuda.md). 15 consumer warps and
+    measured slower (docs/kernels-cuda.md). CTAs wait for marks, which was measured faster at every width; two launches
+    (``phases``) and float atomics need exchange ``counters``. 15 consumer warps and
     the producer make 16: with one more, the register file leaves 96 registers a thread instead of 128.
     """
     plans = [_plan_with(shape, tokens, warps, stages, part_bytes) for part_bytes in (24576, 20480, 12288)]
@@ -167,6 +170,7 @@ def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, 
         per_sum[0],
         per_sum[1],
         in_flight=max(0, min(2 if tokens == 1 else 3, depth - 1)),
+        exchange="marks",
     )
 
 
@@ -205,6 +209,8 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "COPY_BYTES": plan.copy_bytes,
         "IN_FLIGHT": plan.in_flight,
         "EXCHANGE": _EXCHANGE[plan.exchange],
+        "DECODE": plan.decode,
+        "LEAN": int(plan.lean),
     }
 
 
@@ -251,6 +257,9 @@ def check_weights(shape: ExpertShape, weights: ExpertWeights, device: torch.devi
 class ExpertPass:
     """A compiled expert pass with its scratch memory, for one shape and token count on one device.
 
+    A launch with exchange ``marks`` needs its scratch memory as the launch before left it: the same object, one stream,
+    no launch of it abandoned half way; ``check`` after an error puts it right.
+
     ``inter`` bf16 [halves, slots, tokens, inter] is the activation between gate-up and down, slots in order of first
     choice; with exchange ``marks`` launches take turns between two halves, else there is one. The pass is ordered by
     its stream; two streams need two objects.
@@ -274,7 +283,10 @@ class ExpertPass:
         if (properties.major, properties.minor) != (9, 0):
             raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
         self.shape, self.tokens, self.phases = shape, tokens, phases
-        self.plan = plan or make_plan(shape, tokens)
+        if plan is None:
+            plan = make_plan(shape, tokens)
+            plan = plan if phases == "both" else replace(plan, exchange="counters")
+        self.plan = plan
         cubin = compile_pass(shape, tokens, self.plan, phases)
         torch.zeros(1, device=self.device)  # makes torch's context current
         self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, tokens, self.plan))

@@ -56,6 +56,7 @@ class WidePlan:
     joint: bool = False
     marks: bool = False
     free: int = 0
+    decode: int = 0
     lanes: bool = False
     trace: bool = False
 
@@ -135,7 +136,9 @@ def make_wide_plan(
         raise InputError(f"pieces must be at least {needed}, not {chosen}")
     depth = 16 if stages is None else stages
     while depth >= 3:
-        plan = WidePlan(width, grid, warps, depth, stage_units, chosen, lanes=lanes, trace=trace)
+        plan = WidePlan(
+            width, grid, warps, depth, stage_units, chosen, narrow=width < 8, lanes=lanes, trace=trace
+        )  # all columns at eight: measured faster (docs/kernels-cuda.md, section 7)
         if shared_bytes(shape, plan) <= SHARED_BYTES:
             return plan
         depth = depth - 1 if stages is None else 0
@@ -175,6 +178,7 @@ def macros(shape: StepShape, plan: WidePlan) -> dict[str, nvrtc.Macro]:
         "JOINT": int(plan.joint),
         "MARKS": int(plan.marks),
         "FREE": plan.free,
+        "DECODE": plan.decode,
         "LANES": int(plan.lanes),
         "TRACE": int(plan.trace),
     }

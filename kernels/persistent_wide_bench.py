@@ -4,7 +4,8 @@ Checks first, against float64: a tiny model, then two layers of gpt-oss-20b's tr
 contexts up to the window's and the cache's edge. The checked kernel also writes what each phase leaves, so a failure
 names the first wrong phase; the kernel that is timed is held to float64 as well. Then times the whole of gpt-oss-20b
 with random weights: one token (``persistent.cu``), then 2, 4 and 8. Prints each result as it comes and the tables last;
-``$OUT/persistent_wide_bench.json`` holds every number. ``--check`` stops before timing.
+``$OUT/persistent_wide_bench.json`` holds every number. ``--check`` stops before timing; ``--next`` checks and times the
+options of the next round instead, the plan that is the default among them.
 """
 
 import argparse
@@ -40,6 +41,57 @@ MARGIN, DRAWS = 1e-3, 20
 
 MODELLED_US = {2: 1800.0, 4: 2325.0, 8: 3145.0}
 """Predicted before any measurement (docs/kernels-cuda.md, section 7)."""
+
+TRIED: tuple[tuple[int, str, dict[str, Any], float], ...] = (
+    (8, "base", {}, 2935.0),
+    (8, "joint", {"joint": True}, 2676.0),
+    (8, "marks", {"marks": True}, 2893.0),
+    (8, "marks, free 3", {"marks": True, "free": 3}, 2870.0),
+    (8, "marks, free 31", {"marks": True, "free": 31}, 2850.0),
+    (8, "narrow, cost 8", {"narrow": True}, 3072.0),
+    (8, "narrow, cost 9", {"narrow": True, "wide_cost": 9}, 2930.0),
+    (8, "narrow, cost 10", {"narrow": True, "wide_cost": 10}, 2840.0),
+    (8, "narrow, cost 11", {"narrow": True, "wide_cost": 11}, 2850.0),
+    (8, "joint, marks", {"joint": True, "marks": True}, 2634.0),
+    (8, "joint, marks, free 31", {"joint": True, "marks": True, "free": 31}, 2590.0),
+    (
+        8,
+        "joint, marks, free 31, cost 10",
+        {"joint": True, "marks": True, "free": 31, "narrow": True, "wide_cost": 10},
+        2500.0,
+    ),
+    (
+        8,
+        "joint, marks, cost 10, lanes",
+        {"joint": True, "marks": True, "narrow": True, "wide_cost": 10, "lanes": True},
+        2545.0,
+    ),
+    (4, "base", {}, 2082.0),
+    (4, "joint", {"joint": True}, 1952.0),
+    (4, "marks", {"marks": True}, 2040.0),
+    (4, "all columns", {"narrow": False}, 2120.0),
+    (4, "cost 10", {"wide_cost": 10}, 2060.0),
+    (4, "joint, marks", {"joint": True, "marks": True}, 1910.0),
+    (4, "joint, marks, free 31", {"joint": True, "marks": True, "free": 31}, 1885.0),
+    (4, "joint, marks, cost 10", {"joint": True, "marks": True, "wide_cost": 10}, 1890.0),
+    (4, "joint, marks, lanes", {"joint": True, "marks": True, "lanes": True}, 1912.0),
+    (4, "joint, marks, decode 1", {"joint": True, "marks": True, "decode": 1}, 1890.0),
+    (2, "base", {}, 1636.0),
+    (2, "joint", {"joint": True}, 1546.0),
+    (2, "joint, marks", {"joint": True, "marks": True}, 1504.0),
+    (2, "joint, marks, free 31", {"joint": True, "marks": True, "free": 31}, 1480.0),
+    (2, "joint, marks, decode 1", {"joint": True, "marks": True, "decode": 1}, 1490.0),
+    (2, "joint, marks, lanes", {"joint": True, "marks": True, "lanes": True}, 1506.0),
+)
+"""The next round: tokens, name, options of ``WidePlan``, microseconds predicted (docs/kernels-cuda.md, section 8)."""
+
+CHECKED: tuple[tuple[int, dict[str, Any]], ...] = (
+    (2, {"joint": True, "marks": True, "free": 31}),
+    (4, {"joint": True, "marks": True, "wide_cost": 10, "decode": 1}),
+    (8, {"joint": True, "marks": True, "free": 31, "narrow": True, "wide_cost": 10}),
+    (8, {"joint": True}),
+)
+"""What of the next round is held to float64: every option at least once."""
 
 Step = tuple[int, int]  # tokens, position of the first
 
@@ -161,13 +213,16 @@ def check(
     }
 
 
-def time_wide(name: str, plan: WidePlan, weights: StepWeights, roof: float, repeats: int = 12) -> dict[str, Any]:
+def time_wide(
+    name: str, plan: WidePlan, weights: StepWeights, roof: float, modelled_us: float, repeats: int = 12
+) -> dict[str, Any]:
     """Microseconds a step, back to back, the same tokens at the same position each time."""
     shape, steps = GPT_OSS_20B, 10
     rope = rope_table(4096, shape.head_dim, THETA, "cuda")
     shared = persistent_wide.new_state(shape, 4096, rope, torch.device("cuda", torch.cuda.current_device()))
-    shared.keys.normal_()
-    shared.values.normal_()
+    generator = torch.Generator("cuda").manual_seed(7)  # the same routing in every variant
+    shared.keys.normal_(generator=generator)
+    shared.values.normal_(generator=generator)
     engine = WideEngine(shape, weights, shared, plan)
     tokens = torch.randint(shape.vocab, (plan.tokens,), generator=torch.Generator().manual_seed(5)).tolist()
     run_step(engine, tokens, CONTEXT, f"{name}: first step")
@@ -186,7 +241,7 @@ def time_wide(name: str, plan: WidePlan, weights: StepWeights, roof: float, repe
         "tokens": plan.tokens,
         "us": us,
         "us_spread": [min(times), max(times)],
-        "modelled_us": MODELLED_US[plan.tokens],
+        "modelled_us": modelled_us,
         "distinct_experts": distinct,
         "bytes": total,
         "bytes_per_s": total / (us * 1e-6),
@@ -226,35 +281,52 @@ def time_one(weights: StepWeights, roof: float) -> dict[str, Any]:
     return {**row, "tokens": 1, "distinct_experts": float(GPT_OSS_20B.top_k), "modelled_us": 1225.0}
 
 
-def variants() -> list[tuple[str, WidePlan]]:
-    """What is timed, the main question first."""
+def variants() -> list[tuple[str, WidePlan, float]]:
+    """What is timed, the main question first: name, plan, microseconds predicted."""
     plans = {width: persistent_wide.make_wide_plan(GPT_OSS_20B, width, SMS) for width in WIDTHS}
     rows = [(f"{width} tokens", plans[width]) for width in WIDTHS]
     rows += [(f"{width} tokens, lanes", replace(plans[width], lanes=True)) for width in (8, 4, 2)]
     rows += [(f"{width} tokens, 3 in flight", replace(plans[width], in_flight=3)) for width in (8, 4)]
     rows += [("8 tokens, no hold", replace(plans[8], hold=False))]
-    rows += [("8 tokens, all columns", replace(plans[8], narrow=False))]
+    rows += [("8 tokens, narrow", replace(plans[8], narrow=True))]
     rows += [("8 tokens, 128 positions a split", replace(plans[8], split_positions=128))]
+    return [(name, plan, MODELLED_US[plan.tokens]) for name, plan in rows]
+
+
+def next_variants() -> list[tuple[str, WidePlan, float]]:
+    """The same of the next round."""
+    plans = {width: persistent_wide.make_wide_plan(GPT_OSS_20B, width, SMS) for width in WIDTHS}
+    return [(f"{width}: {name}", replace(plans[width], **options), us) for width, name, options, us in TRIED]
+
+
+Checked = tuple[str, StepShape, WidePlan, list[Step], int]  # name, shape, plan, steps, capacity
+
+
+def checked(following: bool) -> list[Checked]:
+    """What is held to float64; ``following``: of the next round."""
+    rows: list[Checked] = []
+    for name, shape, choose, size in (("tiny", TINY, near, 64), ("two layers", TWO_LAYERS, far, 2048)):
+        for width, options in CHECKED if following else tuple((width, {}) for width in WIDTHS):
+            plan = replace(persistent_wide.make_wide_plan(shape, width, SMS), **options)
+            said = "".join(f", {key} {value}" for key, value in options.items())
+            rows.append((f"{name}, {width} columns{said}", shape, plan, choose(width), size))
     return rows
 
 
-def compile_all(*, timings: bool = True) -> int:
+def compile_all(*, timings: bool = True, following: bool = False) -> int:
     """Compile every kernel that is run, several at a time; needs no GPU. Returns how many."""
+    plans = [
+        (shape, replace(plan, trace=trace)) for _, shape, plan, *_ in checked(following) for trace in (True, False)
+    ]
     jobs: list[Callable[[], nvrtc.Cubin]] = []
-    for shape in (TINY, TWO_LAYERS):
-        for width in WIDTHS:
-            plan = persistent_wide.make_wide_plan(shape, width, SMS)
-            jobs += [
-                functools.partial(persistent_wide.compile_wide, shape, replace(plan, trace=trace))
-                for trace in (True, False)
-            ]
     if timings:
         jobs += [
             functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll})
             for unroll in (4, 8)
         ]
         jobs.append(functools.partial(persistent.compile_step, GPT_OSS_20B, persistent.make_plan(GPT_OSS_20B, SMS)))
-        jobs += [functools.partial(persistent_wide.compile_wide, GPT_OSS_20B, plan) for _, plan in variants()]
+        plans += [(GPT_OSS_20B, plan) for _, plan, _ in (next_variants() if following else variants())]
+    jobs += [functools.partial(persistent_wide.compile_wide, *row) for row in dict.fromkeys(plans)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         return len(list(pool.map(lambda job: job(), jobs)))
 
@@ -279,7 +351,7 @@ def _print_tables(report: dict[str, Any]) -> None:
     print(f"{report['device']}, torch {report['torch']}, {report['wall_s']:.0f} s; read roof {roof:.3f} TB/s")
     for row in report["checks"]:
         worst = f"logits {row['logits_relative']:.2e}" if "logits_relative" in row else row.get("error", "")
-        print(f"check {row['name']:24} {'pass' if row['ok'] else 'FAIL'} {worst}")
+        print(f"check {row['name']:40} {'pass' if row['ok'] else 'FAIL'} {worst}")
     print(
         f"{'variant':34} {'T':>2} {'us':>8} {'modelled':>8} {'experts':>7} {'GB':>6} {'TB/s':>6} {'roof':>6} "
         f"{'regs':>4} {'local':>5}"
@@ -299,10 +371,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m workbench.kernels.persistent_wide_bench", description=__doc__)
     parser.add_argument("--seconds", type=float, default=80.0, help="stop starting jobs when this is used up")
     parser.add_argument("--check", action="store_true", help="stop before timing")
+    parser.add_argument("--next", action="store_true", help="the next round's options of docs/kernels-cuda.md instead")
     parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
     options = parser.parse_args(arguments)
     if options.compile_only:
-        print(f"{compile_all()} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
+        compiled = compile_all(following=options.next)
+        print(f"{compiled} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
@@ -314,18 +388,13 @@ def main(arguments: list[str] | None = None) -> int:
         "roof": {},
     }
     budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all(timings=not options.check)} kernels compiled")
+    budget.note(f"{compile_all(timings=not options.check, following=options.next)} kernels compiled")
     jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        (
-            "checks",
-            f"{name}, {width} columns",
-            functools.partial(check, f"{name}, {width} columns", shape, width, steps, size),
-        )
-        for name, shape, choose, size in (("tiny", TINY, near, 64), ("two layers", TWO_LAYERS, far, 2048))
-        for width, steps in ((width, choose(width)) for width in WIDTHS)
+        ("checks", name, functools.partial(check, name, shape, plan.tokens, steps, size, plan=plan))
+        for name, shape, plan, steps, size in checked(options.next)
     ]
     if not options.check:
-        jobs += _timing_jobs(report, budget)
+        jobs += _timing_jobs(report, budget, next_variants() if options.next else variants())
     hung = False
     for kind, name, job in jobs:
         if budget.left < 2 or hung:
@@ -353,7 +422,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if all(row["ok"] for row in report["checks"]) else 1
 
 
-def _timing_jobs(report: dict[str, Any], budget: Budget) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
+def _timing_jobs(
+    report: dict[str, Any], budget: Budget, rows: list[tuple[str, WidePlan, float]]
+) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """The read roof, one token, and the variants, over one set of random weights."""
     weights: list[StepWeights] = []
 
@@ -370,11 +441,11 @@ def _timing_jobs(report: dict[str, Any], budget: Budget) -> list[tuple[str, str,
             budget.note("random weights of gpt-oss-20b made")
         return time(weights[0], report["roof"]["best"])
 
-    def one(name: str, plan: WidePlan) -> Callable[[StepWeights, float], dict[str, Any]]:
-        return lambda held, best: time_wide(name, plan, held, best)
+    def one(name: str, plan: WidePlan, us: float) -> Callable[[StepWeights, float], dict[str, Any]]:
+        return lambda held, best: time_wide(name, plan, held, best, us)
 
-    rows = [("one token", time_one), *((name, one(name, plan)) for name, plan in variants())]
-    return [("roof", "roof", roof), *(("timings", name, functools.partial(timed, time)) for name, time in rows)]
+    jobs = [("one token", time_one), *((row[0], one(*row)) for row in rows)]
+    return [("roof", "roof", roof), *(("timings", name, functools.partial(timed, time)) for name, time in jobs)]
 
 
 if __name__ == "__main__":

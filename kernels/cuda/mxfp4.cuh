@@ -19,6 +19,12 @@
 #pragma once
 #include "ptx.cuh"
 
+#ifndef DECODE
+#define DECODE 0  // 0: 7 of the 9 operations a word on the integer pipe, which limits the loop; 1: 6 of 9, a third shift in place of the byte move
+#endif
+#ifndef LEAN
+#define LEAN 0  // 1: one token keeps its lanes' addresses in registers and adds a quad's sums in two shuffles instead of four
+#endif
 #ifndef COPY_BYTES
 #define COPY_BYTES 0  // the most one bulk copy brings, a multiple of 16; 0: a whole run at once
 #endif
@@ -42,12 +48,18 @@ constexpr float kDecodeBias = 16384.0f;    // the decoded weight is value * 2^-1
 
 __device__ __forceinline__ void decode(u32 word, u32 (&a)[4]) {
   const u32 up = word << 1;
-  const u32 down = (word >> 2) & 0x0c0c0c0cu;
-  const u32 rest = (up & 0x82828282u) | down;
   a[0] = word & 0x8e008e00u;
   a[1] = (word << 8) & 0x8e008e00u;
+#if DECODE == 1
+  const u32 rest = ptx::select_bits(up, word >> 2, 0xf3f3f3f3u);  // what else is in it the masks below take away
+  a[2] = rest & 0x8e008e00u;
+  a[3] = (rest << 8) & 0x8e008e00u;
+#else
+  const u32 down = (word >> 2) & 0x0c0c0c0cu;
+  const u32 rest = (up & 0x82828282u) | down;
   a[2] = rest & 0xff00ff00u;
   a[3] = __byte_perm(rest, 0, 0x2404);
+#endif
 }
 
 // The activation slice of one warp as B fragments, zero outside a block's own columns.
@@ -182,6 +194,32 @@ __device__ __forceinline__ void slice_dot(const Activation<T, UNITS>& x, u32 wei
     if (T <= 4) out[i] += __shfl_xor_sync(0xffffffffu, out[i], 2);
     if (T <= 2) out[i] += __shfl_xor_sync(0xffffffffu, out[i], 1);
   }
+}
+
+// The same for one token and UNITS up to 4 units, all there, with this lane's addresses as the caller keeps them (LEAN): weights of the first
+// unit, the scale word of the unit whose blocks are its two columns (any of the slice where there is none: it multiplies zero). The result: an
+// even lane's row of the two that the quad has, low rows in lane 0, high rows in lane 2; the same bits as slice_dot's.
+template <int UNITS, typename Loaded>
+__device__ __forceinline__ float lean_dot(const Activation<1, UNITS>& x, u32 weights, u32 scales, bool upper, Loaded loaded) {
+  static_assert(UNITS <= 4, "the units are the columns of one accumulator");
+  uint4 w[UNITS];
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) w[u] = ptx::lds128(weights + u * kUnitWeightBytes);
+  const u32 factor = ptx::lds32(scales);
+  loaded();
+  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int block = 0; block < 2 * UNITS; ++block) {
+    u32 a[4];
+    decode((block & 1) ? w[block / 2].z : w[block / 2].x, a);
+    ptx::mma_f16((block & 1) ? odd : c, a, x.b[block][0], x.b[block][1]);
+    decode((block & 1) ? w[block / 2].w : w[block / 2].y, a);
+    ptx::mma_f16((block & 1) ? odd : c, a, x.b[block][2], x.b[block][3]);
+  }
+  const float low = fmaf(c[0] + odd[0], scale_of(factor, 0), fmaf(c[1] + odd[1], scale_of(factor, 1), 0.0f)) * x.undo[0];
+  const float high = fmaf(c[2] + odd[2], scale_of(factor, 2), fmaf(c[3] + odd[3], scale_of(factor, 3), 0.0f)) * x.undo[0];
+  float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
+  return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
 }
 
 // Partial sums of one warp's slice into shared memory, [16 rows][T].

@@ -183,6 +183,27 @@ struct Slicer {
   mxfp4::Activation<kT, kSlice> x;
   int slice, row, first_unit, units;
   bool active;
+  // With LEAN, where every warp has all its units of one tile a stage: this lane's addresses in stage 0 and in a tile's partial sums.
+  static constexpr bool kLean = LEAN && kT == 1 && WK == WARPS && UNITS % WK == 0 && kSlice <= 4;
+  u32 lean_weights, lean_scales, lean_part, lean_lane;
+  __device__ __forceinline__ void keep_addresses(const Ring& ring) {
+    const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+    lean_lane = ptx::keep(lane);
+    lean_weights = ptx::keep(ring.base + first_unit * mxfp4::kUnitWeightBytes + lane * 16);
+    lean_scales = ptx::keep(ring.base + UNITS * mxfp4::kUnitWeightBytes + (first_unit + (t < kSlice ? t : 0)) * mxfp4::kUnitScaleBytes + g * 4);
+    lean_part = ptx::keep(slice * 16 + g + 4 * t);  // lanes 0 and 2 of a quad store rows g and g + 8
+  }
+  __device__ __forceinline__ void lean_stage(Ring& ring, float* part) {
+    if constexpr (kLean) {
+      const u32 offset = ring.stage * STAGE_BYTES;
+      const float sum = mxfp4::lean_dot<kSlice>(x, lean_weights + offset, lean_scales + offset, (lean_lane & 2) != 0, [&] {
+        __syncwarp();
+        if (lean_lane == 0) ptx::mbar_arrive(ring.empty + ring.stage * 8);
+      });
+      if ((lean_lane & 1) == 0) part[lean_part] = sum;
+      ring.next();
+    }
+  }
   __device__ __forceinline__ Slicer() {
     const int warp = threadIdx.x >> 5;
     slice = warp % WK;
@@ -254,6 +275,7 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slot
   static_assert(GU_PT % GU_TPS == 0, "a reduction must cover whole stages");
   static_assert(GU_TPS * Slicer<GU_UNITS, GU_WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   Slicer<GU_UNITS, GU_WK> slicer;
+  slicer.keep_addresses(ring);
   if (slicer.active) slicer.load(source);
   int buffer = 0;
   for (u32 task = blockIdx.x; task < gate_up_tasks(slots); buffer ^= 1) {
@@ -263,7 +285,10 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slot
     float* part = sh.part + buffer * kPartFloats;
     for (; stages < GU_PT / GU_TPS && task < gate_up_tasks(slots); ++stages, task += gridDim.x) {
       ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
-      slicer.stage(ring, gate_up_tiles(task, slots), part, [](u32) { return true; });
+      if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE == 0)
+        slicer.lean_stage(ring, part);
+      else
+        slicer.stage(ring, gate_up_tiles(task, slots), part, [](u32) { return true; });
       part += GU_TPS * GU_WK * 16 * kT;
     }
     ptx::named_sync(kConsumerBarrier, kConsumers);
@@ -278,6 +303,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
   static_assert(TPS * Slicer<UNITS, WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
   Slicer<UNITS, WK> slicer;
+  slicer.keep_addresses(ring);
   int slot = -1;
   int buffer = 0;
   for (u32 batch = first; batch < end; batch += BATCH) {
@@ -285,6 +311,12 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
     prepare(batch, (int)(batch_end - batch));
     for (u32 tile = batch; tile < batch_end; tile += TPS) {
       ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
+      // All of the tile's slices, of the slot whose activation is there: the branch that the others share is not taken.
+      if (Slicer<UNITS, WK>::kLean && TPS == 1 && PROBE == 0 && tile * WK >= share.low && (tile + 1) * WK <= share.high &&
+          (int)(tile / tiles) == slot) {
+        slicer.lean_stage(ring, part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT);
+        continue;
+      }
       slicer.stage(ring, TPS == 1 ? 1 : min((u32)TPS, batch_end - tile), part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT, [&](u32 k) {
         const u32 index = (tile + k) * WK + slicer.slice;
         if (index < share.low || index >= share.high) return false;

@@ -1053,11 +1053,10 @@ __device__ __forceinline__ void prepare_joint(const JointPart& part, const float
   float4 turn[kTurns];
 #pragma unroll
   for (int n = 0; n < kTurns; ++n) {
-    const int i = tid + n * kConsumers, which = i / kQuarter, d = i % kQuarter * 2;
-    if (which >= rows + 2 * fresh) continue;
-    const int token = which < rows ? which / kGroup : (which - rows) % fresh;
-    const int row = which < rows ? (kv * kGroup + which % kGroup) * HEAD_DIM
-                                 : kQueryRows + ((which >= rows + fresh ? KV_HEADS : 0) + kv) * HEAD_DIM;
+    const int i = tid + n * kConsumers, which = min(i / kQuarter, rows + 2 * fresh - 1), d = i % kQuarter * 2;  // no branch, so no wait
+    const bool is_query = which < rows, is_value = which >= rows + fresh;
+    const int token = is_query ? which / kGroup : which - rows - (is_value ? fresh : 0);
+    const int row = is_query ? (kv * kGroup + which % kGroup) * HEAD_DIM : kQueryRows + ((is_value ? KV_HEADS : 0) + kv) * HEAD_DIM;
     const float* at = qkv_parts + token * kQkvRows + row + d;
     x[n][0] = ptx::ldg64_l2(at);
     x[n][1] = ptx::ldg64_l2(at + TOKENS * kQkvRows);
@@ -1079,7 +1078,7 @@ __device__ __forceinline__ void prepare_joint(const JointPart& part, const float
       continue;
     }
     const bool is_value = which >= rows + fresh;
-    const int token = (which - rows) % fresh;
+    const int token = which - rows - (is_value ? fresh : 0);
     const u32 a = is_value ? ptx::to_bf16(one.x) | (u32)ptx::to_bf16(one.y) << 16 : ptx::to_bf16(first.x) | (u32)ptx::to_bf16(first.y) << 16;
     const u32 b = is_value ? ptx::to_bf16(two.x) | (u32)ptx::to_bf16(two.y) << 16 : ptx::to_bf16(second.x) | (u32)ptx::to_bf16(second.y) << 16;
     u16* places[2] = {(is_value ? part.values : part.keys) + token * HEAD_DIM + d,

@@ -60,6 +60,17 @@ __device__ __forceinline__ u32 thread() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
   return value;
 }
+// A value that stays in its register instead of being computed anew in a loop.
+__device__ __forceinline__ u32 keep(u32 value) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(value));
+  return value;
+}
+// Bits of one where mask has ones, of other elsewhere: one LOP3 (the compiler makes two of the plain expression).
+__device__ __forceinline__ u32 select_bits(u32 one, u32 other, u32 mask) {
+  u32 value;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(value) : "r"(one), "r"(other), "r"(mask));
+  return value;
+}
 __device__ __forceinline__ u8* dynamic_shared() {
   extern __shared__ __align__(128) u8 dynamic[];
   return dynamic;

@@ -95,7 +95,7 @@ def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(InputError, match="in_flight"):
         dataclasses.replace(plan, in_flight=plan.stages)
     with pytest.raises(InputError, match="marks"):
-        dataclasses.replace(plan, combine="atomic", exchange="marks")
+        dataclasses.replace(plan, combine="atomic")
     with pytest.raises(InputError, match="chunk"):
         mxfp4_stream.compile_stream(mxfp4_bench.GPT_OSS, mxfp4_stream.StreamPlan(True, 4096, 4, 64, 1))
 

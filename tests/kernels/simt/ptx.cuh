@@ -305,6 +305,8 @@ inline u8* at(u32 address, u32 bytes, u32 alignment) {
   return shared.data() + address;
 }
 inline u32 thread() { return simt::current->tid.x; }
+inline u32 keep(u32 value) { return value; }
+inline u32 select_bits(u32 one, u32 other, u32 mask) { return (one & mask) | (other & ~mask); }
 inline u8* dynamic_shared() {
   u8* base = simt::current->cta->shared.data();
   return base + (128 - (uintptr_t)base % 128) % 128;

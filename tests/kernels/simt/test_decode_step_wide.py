@@ -87,12 +87,12 @@ def simulated(
 def test_source_on_the_cpu_equals_float64(build_kernel: Build, columns: int, steps: list[tuple[int, int]]) -> None:
     """Full steps and narrower ones; no position cached, the window's edge among the new ones, the last of the cache."""
     plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
-    simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16), steps, 48)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16, narrow=True), steps, 48)
 
 
 def test_source_on_the_cpu_with_long_rows_and_a_window_below_the_tokens(build_kernel: Build) -> None:
     """Uneven parts of rows for the warps, several blocks of the residual a CTA, new positions beyond the window."""
-    plan = persistent_wide.make_wide_plan(LONG, 4, 3, warps=3, stages=3, pieces=12, trace=True)
+    plan = persistent_wide.make_wide_plan(LONG, 4, 3, warps=3, stages=3, trace=True)
     simulated(build_kernel, LONG, dataclasses.replace(plan, in_flight=1, hold=False), [(4, 70)], 80)
 
 
@@ -150,7 +150,7 @@ def test_who_waits_for_whom_changes_no_bit(
 ) -> None:
     """Words waited for instead of barriers, and other shares of the experts' tasks; stale words of the step before."""
     plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
-    plan = dataclasses.replace(plan, split_positions=16)
+    plan = dataclasses.replace(plan, split_positions=16, narrow=True)
     base = simulated(build_kernel, TINY, plan, steps, 48)
     other = simulated(build_kernel, TINY, dataclasses.replace(plan, **options), steps, 48)
     assert all(torch.equal(one, two) for one, two in zip(base, other, strict=True))

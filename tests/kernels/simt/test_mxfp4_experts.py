@@ -19,8 +19,12 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
     generator = torch.Generator().manual_seed(2)
     source = mxfp4_bench.checkpoint(shape, shape.experts, generator)
     weights = mxfp4_bench.packed(shape, source)
-    plans = [mxfp4_cuda.make_plan(shape, tokens, warps=3)]
-    plans.append(replace(plans[0], exchange="marks"))
+    plan = mxfp4_cuda.make_plan(shape, tokens, warps=3)
+    plans = [replace(plan, exchange="counters"), plan]
+    if tokens == 1:
+        plans += [replace(plan, decode=1, lean=True) for plan in plans]
+    if tokens == 8:
+        plans.append(replace(plans[0], decode=1))
     if tokens == 3:  # padded to four
         plans.append(replace(plans[1], copy_bytes=176, in_flight=1))
     outs: list[torch.Tensor] = []
