@@ -80,9 +80,9 @@ def test_ids_of_several_captures_are_unique_and_still_refer_to_their_rows(run: R
 def test_rows_get_the_step_and_phase_they_begin_in(run: Run, make_step: MakeStep) -> None:
     steps = [(7, make_step(100)), (8, make_step(200))]
     starts = [99, 100, 109, 110, 129, 130, 134, 135, 199, 200, 240]
-    write_capture(run, "kernels", "a", Capture({"kernels": [kernel(*pair) for pair in enumerate(starts)]}), steps)
+    write_capture(run, "host", "a", Capture({"host": [host(*pair) for pair in enumerate(starts)]}), steps)
     with sealed(run) as bundle:
-        placed = {row["start_ns"]: (row["step_id"], row["phase"]) for row in bundle.table("kernels").to_pylist()}
+        placed = {row["start_ns"]: (row["step_id"], row["phase"]) for row in bundle.table("host").to_pylist()}
     assert placed == {
         99: (None, None),
         100: (7, "draft"),
@@ -159,3 +159,13 @@ def test_losses_limits_and_clocks_are_stated_under_the_instrument_s_name(run: Ru
 def test_a_capture_that_is_not_of_the_schema_is_refused_by_name(run: Run) -> None:
     with pytest.raises(InputError, match="kernels"):
         write_capture(run, "x", "a", Capture({"kernels": [{"kernel_id": 0, "nonsense": 1, "start_ns": 5}]}), [])
+
+
+def test_a_kernel_belongs_to_the_step_that_it_runs_in(run: Run, make_step: MakeStep) -> None:
+    """Steps abut; the clocks of kernels and steps are 2 us apart."""
+    steps = [(at, make_step(100_000 * at, draft=0, forward=100_000, verify=0)) for at in range(2)]
+    rows = [(98_000, 199_000), (95_000, 97_000), (-1_000, 3_000)]
+    kernels = [{**kernel(at, start), "end_ns": end} for at, (start, end) in enumerate(rows)]
+    write_capture(run, "kernels", "a", Capture({"kernels": kernels}), steps)
+    found = {row["kernel_id"]: row["step_id"] for row in sealed(run).table("kernels").to_pylist()}
+    assert found == {0: 1, 1: 0, 2: 0}

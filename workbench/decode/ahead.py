@@ -121,7 +121,7 @@ class AheadLoop:
             with suppress(UnfitError):  # the first error is the one to tell
                 self._leave()
             raise
-        except GeneratorExit:
+        except BaseException:  # closed or interrupted
             self._leave()
             raise
         self._leave()

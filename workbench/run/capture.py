@@ -13,11 +13,16 @@ from workbench.trace.clocks import as_source
 from workbench.trace.manifest import ClockSource
 from workbench.trace.schema import PHASES, table
 
+WITHIN_NS = 5_000
+"""How far behind its start a kernel is looked up: more than the clocks of kernels and of steps are apart (3 us on an
+H200), and never behind its middle."""
+
 
 def write_capture(run: Run, probe: str, variant: str | None, capture: Capture, steps: Sequence[NumberedStep]) -> None:
     """Append ``capture`` to the bundle: rows and columns of every table, losses, limits and how clocks were placed.
 
-    Rows of tables that have ``step_id`` get the step, and the phase, in which they begin. Ids count from 0 within a
+    Rows of tables that have ``step_id`` get the step, and the phase, in which they begin; kernels those in which they
+    run, since steps that abut leave less between two kernels than clocks are apart. Ids count from 0 within a
     capture and are moved behind those of earlier ones, in every table that refers to them. ``variant`` None: of the
     whole run.
     """
@@ -71,7 +76,10 @@ def _placed(name: str, data: pa.Table, variant: str | None, steps: Sequence[Numb
         data = data.append_column("variant", pa.array([variant] * data.num_rows, pa.string()))
     if "step_id" not in declared or "step_id" in data.column_names:
         return data
-    ids, phases = step_of(data.column("start_ns").to_numpy(), steps)
+    moments = data.column("start_ns").to_numpy()
+    if name == "kernels" and "end_ns" in data.column_names:
+        moments = moments + np.minimum((data.column("end_ns").to_numpy() - moments) // 2, WITHIN_NS)
+    ids, phases = step_of(moments, steps)
     data = data.append_column("step_id", pa.array(ids, mask=ids < 0))
     codes = pa.array(np.maximum(phases, 0), mask=phases < 0)
     return data.append_column("phase", pa.array(PHASES, pa.string()).take(codes))

@@ -244,6 +244,8 @@ class StaticForward(Generic[State]):
                 self._places[count].copy_(tokens)
             if self._position() != start:
                 torch.add(self._sizes, start, out=self._lengths)
+            if self._kept >= 0:
+                self._tell(-1)
             slot.run()
         self._turn = (self._turn + 1) % self._sets
         self._last = None
