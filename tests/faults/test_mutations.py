@@ -64,6 +64,13 @@ def test_nothing_else_changes(mutated: dict[str, Path], trace_bundle: Bundle) ->
         assert bundle.rows("kernels") == round(0.8 * trace_bundle.rows("kernels"))
 
 
+def test_a_mutated_bundle_is_of_no_scenario(mutated: dict[str, Path]) -> None:
+    """It must not be scored in place of the recording that it was made from."""
+    for name, path in mutated.items():
+        with Bundle.open(path) as bundle:
+            assert str(bundle.manifest.scenario["name"]).startswith(f"{name}: ")
+
+
 def test_an_unknown_mutation(trace_bundle: Bundle, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no mutation 'drop-kernel'; did you mean 'drop-kernels'"):
         mutate(trace_bundle, "drop-kernel", tmp_path / "x")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -147,7 +148,10 @@ def mutate(source: Bundle, name: str, out: Path) -> Path:
         raise InputError(f"no mutation {name!r}", hint=suggestion(name, sorted(MUTATIONS)))
     tables = {one: source.table(one) for one in TABLES}
     MUTATIONS[name](tables)
-    with BundleWriter.create(out, source.manifest) as writer:
+    # Of no scenario: nobody may take it for the recording that it was made from.
+    scenario = {**source.manifest.scenario, "name": f"{name}: {source.manifest.scenario.get('name', '')}"}
+    manifest = msgspec.structs.replace(source.manifest, scenario=scenario)
+    with BundleWriter.create(out, manifest) as writer:
         for one, data in tables.items():
             if data.num_rows:
                 writer.append_table(one, data)

@@ -142,6 +142,15 @@ def test_a_slower_twin_and_what_runs_beside(make_bundle: Make) -> None:
     assert found(make_bundle, clean, faulty, of="clean") == {}
 
 
+def test_a_slower_twin_on_a_busy_machine_is_no_finding(make_bundle: Make) -> None:
+    clean, slow = run("clean", first=100), run(slower=1.3)
+    assert "slower-than-twin" in found(make_bundle, clean, slow)
+    for row in slow["steps"]:
+        wall = row["end_ns"] - row["start_ns"]
+        row |= {"cpu_ns": wall * 9 // 10, "process_cpu_ns": wall, "ready_ns": wall // 10, "sleeps": 0}
+    assert "slower-than-twin" not in found(make_bundle, clean, slow)
+
+
 def test_a_twin_that_runs_more_is_found_without_the_clock(make_bundle: Make) -> None:
     one = found(make_bundle, run("clean", first=100), run(twice="aten::mm"))["slower-than-twin"]
     assert one.seen

@@ -20,6 +20,9 @@ from workbench.trace.bundle import Bundle
 SLOWER = 0.05
 """Share by which a step must certainly be slower."""
 
+QUIET = 0.05
+"""Share of the step time that other work may take of the CPU for two variants to be compared by the clock."""
+
 PROMPTS = 4
 """Prompts from which they are the unit of the interval; else it is stretches of consecutive steps."""
 
@@ -65,7 +68,11 @@ def slower_than_twin(facts: Facts, others: Sequence[Finding]) -> list[Finding]:
         for peer in peers(facts.bundle, facts.variant)
         if peer.differs <= {"prompts"} and (one := _difference(facts.bundle, facts.variant, peer.name)) is not None
     ]
-    certain = [one for one in found if one.ratio.low is not None and one.ratio.low > 1 + SLOWER]
+    certain = [
+        one
+        for one in found
+        if one.ratio.low is not None and one.ratio.low > 1 + SLOWER and not _disturbed(facts, one.twin)
+    ]
     most = max(certain or found, key=lambda one: one.ratio.value, default=None)
     if most is None:
         return []
@@ -117,6 +124,16 @@ def slower_than_twin(facts: Facts, others: Sequence[Finding]) -> list[Finding]:
             location=extra[0][0].name if extra else "",
         )
     ]
+
+
+def _disturbed(facts: Facts, twin: str) -> bool:
+    """Return whether other work had the CPU in either: it slows what computes as well, by caches and clocks, and two
+    variants ran at different times."""
+    for one in (facts, Facts(facts.bundle, twin, facts.bundle_verdict)):
+        use = one.host_use
+        if use is not None and one.on_cpu and float(use.taken.sum()) > QUIET * one.wall_ns:
+            return True
+    return False
 
 
 def _more_runs(facts: Facts, most: Difference, twin: Facts, extra: list[tuple[Ran, Ran | None]]) -> list[Finding]:
