@@ -98,7 +98,7 @@ def account_split(found: Split) -> Accounting:
 
 def _note(losses: list[Loss]) -> str:
     first = losses[0]
-    source = f"{short_name(first.source)[:40]}: " if first.source else ""
+    source = f"{short_name(first.source)}: " if first.source else ""
     more = f"; {len(losses) - 1} more" if len(losses) > 1 else ""
     return f"{source}{first.note}{more}"
 

@@ -1,6 +1,7 @@
 """The kernels of one name in one phase: how long, how many CTAs, which resources."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +83,16 @@ class KernelClass:
         return 1 - waves / math.ceil(waves)
 
 
+_WRAPPERS = ("cutlass::device_kernel<", "cutlass::Kernel<", "cutlass::Kernel2<", "flash::enable_sm90_or_later<")
+"""Kernels that only run the kernel that their template argument names."""
+
+
 def short_name(name: str) -> str:
     """Return a kernel's name without return type, template arguments and parameters, at most 60 characters."""
-    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ").split("<")[0].split("(")[0].strip()
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    while wrapper := next((one for one in _WRAPPERS if plain.startswith(one)), ""):
+        plain = plain.removeprefix(wrapper)
+    plain = plain.split("<")[0].split("(")[0].strip()
     return (plain if plain and not plain.endswith("::") else name)[:60]
 
 
@@ -142,7 +150,13 @@ def kernel_classes(
     return tuple(found)
 
 
+_COPY_KERNEL = re.compile(r"memcpy\d+_")
+"""The driver's kernel for a copy node of a graph (memcpy32_post): it runs on the SMs and waits for no host."""
+
+
 def _activity(name: str) -> str:
+    if _COPY_KERNEL.match(name):
+        return "kernel"
     if name.lower().startswith("memcpy") or name.startswith("CopyDevice") or name.startswith("CopyHost"):
         return "memcpy"
     return "memset" if name.lower().startswith(("memset", "fillbuffer")) else "kernel"

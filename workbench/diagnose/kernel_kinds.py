@@ -29,8 +29,12 @@ SAMPLING = re.compile(
     re.IGNORECASE,
 )
 DEVICE_COPY = re.compile(
-    r"direct_copy|copy_kernel|memcpy.*(DtoD|Device -> Device)|CatArray|clone|gather_kernel|index_?select", re.IGNORECASE
+    r"direct_copy|copy_kernel|^memcpy\d+_|memcpy.*(DtoD|Device -> Device)|CatArray|clone|gather_kernel|index_?select",
+    re.IGNORECASE,
 )
+PURPOSE = {"_reduce": "triton_kernels' sum of the experts' partial results"}
+"""What kernels do whose names do not say it."""
+
 EXPERTS = re.compile(r"gate_up|down_kernel|expert|moe|matmul_ogs", re.IGNORECASE)
 FOUR_BIT = re.compile(r"mxfp4|nvfp4|fp4|e2m1|w4a|int4|awq|gptq|marlin|mxf4", re.IGNORECASE)
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.diagnose.kernel_classes import SPILL_BYTES, KernelClass
+from workbench.diagnose.kernel_kinds import PURPOSE
 from workbench.diagnose.numbers import parts_that_add_up
 from workbench.diagnose.signals import LaneTime, StepCounters
 from workbench.quantity import Tag
@@ -110,6 +111,7 @@ def _streams(one: KernelClass) -> bool:
 def _other(one: KernelClass, evidence: Evidence) -> Loss:
     """Return what a class that streams nothing costs: all of it."""
     each = f"{one.per_step:.3g} a step, {one.each_ns / 1e3:.2f} us each"
+    each += f"; {PURPOSE[one.name]}" if one.name in PURPOSE else ""
     loss = _by_kind(one, each)
     if loss is not None:
         return loss

@@ -6,13 +6,21 @@ from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.gain import gain, of_step, severity, stands_out
 from workbench.diagnose.gap_causes import GAP_CAUSES, GRAPH_LAUNCH, launches
-from workbench.diagnose.timeline import PHASES
+from workbench.diagnose.settings import UNKNOWN
+from workbench.diagnose.timeline import PHASES, Timeline
 from workbench.quantity import Quantity
 
 FORWARD = PHASES.index("forward")
 
 SEVERAL = 1.9
 """Replays a step from which a forward counts as broken up: two, but for steps cut off at the ends of a trace."""
+
+
+def _drafts_in_forward(facts: Facts, timeline: Timeline) -> int:
+    """Return how many forwards of a drafter lie within the step's one phase: of an engine that is seen from outside
+    nobody knows where drafting ends, and its drafter has a graph of its own."""
+    drafts = facts.settings["drafter"]["kind"] not in ("none", UNKNOWN)
+    return int(drafts and bool((timeline.steps.draft_end == timeline.steps.start).all()))
 
 
 def graph_break(facts: Facts) -> list[Finding]:
@@ -31,7 +39,7 @@ def graph_break(facts: Facts) -> list[Finding]:
     steps = max(len(timeline.steps), 1)
     replays = float(is_replay.sum()) / steps
     eager = float((~is_replay).sum()) / steps
-    if replays < SEVERAL:
+    if replays < SEVERAL + _drafts_in_forward(facts, timeline):
         return []
     # All but the first boundary of a step would not be there, nor the gaps before eager kernels.
     gaps = found.gaps
