@@ -59,6 +59,7 @@ class StepPlan:
     hold: bool = True
     evict_first: bool = True
     marks: bool = True
+    decode: int = 0
 
     def __post_init__(self) -> None:
         if self.in_flight and not 0 < self.in_flight < self.stages:
@@ -166,6 +167,7 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "HOLD": int(plan.hold),
         "EVICT": int(plan.evict_first),
         "MARKS": int(plan.marks),
+        "DECODE": plan.decode,
     }
 
 

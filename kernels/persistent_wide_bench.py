@@ -25,6 +25,7 @@ import torch
 from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference, persistent_wide
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
 from workbench.kernels.mxfp4_bench import measure, read_roof
+from workbench.kernels.persistent import StepPlan
 from workbench.kernels.persistent_bench import GPT_OSS_20B, SMS, THETA, TINY, TOLERANCE, TWO_LAYERS, relative
 from workbench.kernels.persistent_reference import ModelWeights
 from workbench.kernels.persistent_shape import StepShape, StepWeights, rope_table
@@ -214,9 +215,17 @@ def check(
 
 
 def time_wide(
-    name: str, plan: WidePlan, weights: StepWeights, roof: float, modelled_us: float, repeats: int = 12
+    name: str,
+    plan: WidePlan,
+    weights: StepWeights,
+    roof: float,
+    modelled_us: float,
+    repeats: int = 12,
+    count: int | None = None,
 ) -> dict[str, Any]:
-    """Microseconds a step, back to back, the same tokens at the same position each time."""
+    """Microseconds a step, back to back, the same ``count`` tokens (default: the plan's) at the same position each
+    time."""
+    count = plan.tokens if count is None else count
     shape, steps = GPT_OSS_20B, 10
     rope = rope_table(4096, shape.head_dim, THETA, "cuda")
     shared = persistent_wide.new_state(shape, 4096, rope, torch.device("cuda", torch.cuda.current_device()))
@@ -224,7 +233,7 @@ def time_wide(
     shared.keys.normal_(generator=generator)
     shared.values.normal_(generator=generator)
     engine = WideEngine(shape, weights, shared, plan)
-    tokens = torch.randint(shape.vocab, (plan.tokens,), generator=torch.Generator().manual_seed(5)).tolist()
+    tokens = torch.randint(shape.vocab, (count,), generator=torch.Generator().manual_seed(5)).tolist()
     run_step(engine, tokens, CONTEXT, f"{name}: first step")
 
     def run() -> None:
@@ -234,11 +243,11 @@ def time_wide(
     times = [us / steps for us in measure(run, repeats=repeats, warm=1)]
     engine.check()
     us = statistics.median(times)
-    distinct = statistics.mean(len(set(layer.flatten().tolist())) for layer in engine.routing)
-    total = persistent_wide.wide_bytes(shape, plan.tokens, CONTEXT, distinct)
+    distinct = statistics.mean(len(set(layer[:count].flatten().tolist())) for layer in engine.routing)
+    total = persistent_wide.wide_bytes(shape, count, CONTEXT, distinct)
     row = {
         "variant": name,
-        "tokens": plan.tokens,
+        "tokens": count,
         "us": us,
         "us_spread": [min(times), max(times)],
         "modelled_us": modelled_us,
@@ -248,7 +257,7 @@ def time_wide(
         "share_of_roof": total / (us * 1e-6) / roof,
         "registers": engine.kernel.registers,
         "local_bytes": engine.kernel.local_bytes,
-        "finite": bool(torch.isfinite(engine.logits).all()),
+        "finite": bool(torch.isfinite(engine.logits[:count]).all()),
         "plan": asdict(plan),
     }
     if plan.lanes:
@@ -274,11 +283,17 @@ def phase_table(lanes: torch.Tensor, layers: int) -> list[dict[str, Any]]:
     return rows
 
 
-def time_one(weights: StepWeights, roof: float) -> dict[str, Any]:
+def time_one(name: str, plan: StepPlan, us: float, weights: StepWeights, roof: float) -> dict[str, Any]:
     """The step of one token, for comparison."""
+    row = persistent_bench.time_plan(name, plan, CONTEXT, weights, roof)
+    return {**row, "tokens": 1, "distinct_experts": float(GPT_OSS_20B.top_k), "modelled_us": us}
+
+
+def ones(following: bool) -> list[tuple[str, StepPlan, float]]:
+    """Plans of the step of one token and what they are predicted to take; ``following``: of the next round too."""
     plan = persistent.make_plan(GPT_OSS_20B, SMS)
-    row = persistent_bench.time_plan("one token", plan, CONTEXT, weights, roof)
-    return {**row, "tokens": 1, "distinct_experts": float(GPT_OSS_20B.top_k), "modelled_us": 1225.0}
+    rows = [("one token", plan, 1225.0)]
+    return [*rows, ("one token, decode 1", replace(plan, decode=1), 1215.0)] if following else rows
 
 
 def variants() -> list[tuple[str, WidePlan, float]]:
@@ -324,7 +339,7 @@ def compile_all(*, timings: bool = True, following: bool = False) -> int:
             functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll})
             for unroll in (4, 8)
         ]
-        jobs.append(functools.partial(persistent.compile_step, GPT_OSS_20B, persistent.make_plan(GPT_OSS_20B, SMS)))
+        jobs += [functools.partial(persistent.compile_step, GPT_OSS_20B, plan) for _, plan, _ in ones(following)]
         plans += [(GPT_OSS_20B, plan) for _, plan, _ in (next_variants() if following else variants())]
     jobs += [functools.partial(persistent_wide.compile_wide, *row) for row in dict.fromkeys(plans)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
@@ -394,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, shape, plan, steps, size in checked(options.next)
     ]
     if not options.check:
-        jobs += _timing_jobs(report, budget, next_variants() if options.next else variants())
+        jobs += _timing_jobs(report, budget, options.next)
     hung = False
     for kind, name, job in jobs:
         if budget.left < 2 or hung:
@@ -423,7 +438,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _timing_jobs(
-    report: dict[str, Any], budget: Budget, rows: list[tuple[str, WidePlan, float]]
+    report: dict[str, Any], budget: Budget, following: bool
 ) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
     """The read roof, one token, and the variants, over one set of random weights."""
     weights: list[StepWeights] = []
@@ -441,10 +456,20 @@ def _timing_jobs(
             budget.note("random weights of gpt-oss-20b made")
         return time(weights[0], report["roof"]["best"])
 
-    def one(name: str, plan: WidePlan, us: float) -> Callable[[StepWeights, float], dict[str, Any]]:
-        return lambda held, best: time_wide(name, plan, held, best, us)
+    def single(*row: Any) -> Callable[[StepWeights, float], dict[str, Any]]:
+        return lambda held, best: time_one(*row, held, best)
 
-    jobs = [("one token", time_one), *((row[0], one(*row)) for row in rows)]
+    def several(
+        name: str, plan: WidePlan, us: float, count: int | None = None
+    ) -> Callable[[StepWeights, float], dict[str, Any]]:
+        return lambda held, best: time_wide(name, plan, held, best, us, count=count)
+
+    rows = next_variants() if following else variants()
+    jobs = [(row[0], single(*row)) for row in ones(following)]
+    if following:  # the wide kernel with one of its two columns empty
+        plan = next(plan for name, plan, _ in rows if name == "2: joint, marks, free 31")
+        jobs.append(("one of 2", several("1 of 2: joint, marks, free 31", plan, 1150.0, 1)))
+    jobs += [(row[0], several(*row)) for row in rows]
     return [("roof", "roof", roof), *(("timings", name, functools.partial(timed, time)) for name, time in jobs)]
 
 
