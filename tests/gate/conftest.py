@@ -49,6 +49,7 @@ class Code:
     environment: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     roof: int = 10_000_000_000
+    pause_ns: int = 0  # between two steps
 
 
 DEFAULT = Code()
@@ -122,7 +123,7 @@ def _tables(code: Code, stretch: float, variant: str, first: int, traced_steps: 
         )
         if traced:
             _trace(code, found, variant, step, now + draft, stretch)
-        now += draft + forward + verify
+        now += draft + forward + verify + code.pause_ns
     if code.clock_mhz is not None:
         window = {"variant": None, "source": "nvml", "start_ns": first * 1_000_000_000, "end_ns": now}
         for name, value, unit in (

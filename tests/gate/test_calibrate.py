@@ -24,6 +24,7 @@ def test_noise_is_that_of_the_launches(launches: Launches, tmp_path: Path) -> No
     assert [(entry.variant, entry.metric, entry.pairs) for entry in found.noise] == [
         ("mtp", "tok_s", 8),
         ("mtp", "step_p50", 8),
+        ("mtp", "wall_tok_s", 8),
     ]
     entry = found.noise[0]
     assert entry.sd_launch == pytest.approx(0.02, rel=0.5)

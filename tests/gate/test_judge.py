@@ -103,6 +103,19 @@ def test_the_median_step_can_be_judged(make_sides: MakeSides, code: MakeCode, tm
     assert _only(result).shown("step_p50") == pytest.approx((10.0, 12.4), abs=0.1)
 
 
+def test_pauses_between_steps_are_said_and_can_be_judged(make_sides: MakeSides, code: MakeCode, tmp_path: Path) -> None:
+    sides = make_sides(code(), code(pause_ns=2_000_000), noise=0.002)
+    result = _gate(sides, tmp_path)
+    assert _only(result).verdict is Verdict.PASS
+    (said,) = [note for note in result.notes if "between steps" in note]
+    assert said.startswith("mtp: 0.0% of the time lies between steps on base, 1")
+    result = _gate(sides, tmp_path, metric="wall_tok_s")
+    assert _only(result).verdict is Verdict.FAIL
+    base, head = _only(result).shown("wall_tok_s") or (0.0, 0.0)
+    assert 1.1 < base / head < 1.3
+    assert not any("between steps" in note for note in result.notes)
+
+
 def test_clocks_that_explain_the_change_make_it_inconclusive(
     make_sides: MakeSides, code: MakeCode, tmp_path: Path
 ) -> None:

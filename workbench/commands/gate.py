@@ -31,6 +31,7 @@ class Metric(StrEnum):
 
     TOK_S = "tok_s"
     STEP_P50 = "step_p50"
+    WALL_TOK_S = "wall_tok_s"
 
 
 ScenarioName = Annotated[
@@ -77,7 +78,7 @@ def gate(
     settings: Settings = None,
     variants: Variants = None,
     metric: Annotated[
-        Metric, typer.Option("--metric", metavar="tok_s|step_p50", help="What is judged.")
+        Metric, typer.Option("--metric", metavar="tok_s|step_p50|wall_tok_s", help="What is judged.")
     ] = Metric.TOK_S,
     pairs: Annotated[
         int, typer.Option("--pairs", metavar="N", min=0, max=400, help="Most pairs; 0: counters only, one pair.")

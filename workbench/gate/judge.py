@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from workbench.diagnose.wall_rate import SIGNIFICANT
 from workbench.errors import InputError
 from workbench.gate.attribution import attribute
 from workbench.gate.counters import Comparison, compare_counters
@@ -255,6 +256,8 @@ def _notes(
         notes.append("no clock-adjusted ratio: clocks were not recorded")
     if any(pair.base.tag == "modelled" for pair in pairs):
         notes.append("acceptance is simulated: tok/s is modelled, its change is that of the engine alone")
+    if request.metric != "wall_tok_s":
+        notes += [line for result in results if (line := _pauses(result))]
     busy = [
         launch.other_cpus
         for pair in pairs
@@ -269,6 +272,20 @@ def _notes(
     if rejected := sum(len(run.rejected) for run in runs.values()):
         notes.append(f"{rejected} launches were invalid and are not in the estimates")
     return tuple(dict.fromkeys(notes))
+
+
+def _pauses(result: VariantResult) -> str:
+    """Say that the pauses between steps, which no step's time holds, differ between the sides; empty if they do not."""
+    if not result.pairs:
+        return ""
+    base, head = (math.fsum(getattr(pair, side).paused for pair in result.pairs) for side in ("base", "head"))
+    base, head = base / len(result.pairs), head / len(result.pairs)
+    if abs(head - base) < SIGNIFICANT:
+        return ""
+    return (
+        f"{result.name}: {base:.1%} of the time lies between steps on base, {head:.1%} on head, which no step's time "
+        "holds; --metric wall_tok_s judges it"
+    )
 
 
 def _blocked(results: Sequence[VariantResult]) -> bool:

@@ -11,16 +11,18 @@ import numpy as np
 from workbench.diagnose.accounting import account
 from workbench.diagnose.floor import Floor, load_floor
 from workbench.diagnose.steps import Steps, load_steps
+from workbench.diagnose.wall_rate import WallRate, wall_rate
 from workbench.gate.counters import Counter, is_pinned, read_counters
 from workbench.gate.fingerprint import Facts, facts
 from workbench.gate.parts import Part, PartName, parts_of
 from workbench.quantity import Tag
 from workbench.trace.bundle import Bundle
 
-Metric = Literal["tok_s", "step_p50"]
+Metric = Literal["tok_s", "step_p50", "wall_tok_s"]
 METRICS: dict[Metric, tuple[str, str]] = {
     "tok_s": ("tok/s", "committed tokens over step time; batch 1, prefill and warm-up steps left out"),
     "step_p50": ("ms", "median step time; warm-up steps left out"),
+    "wall_tok_s": ("tok/s", "committed tokens over time, pauses between steps included; warm-up steps left out"),
 }
 """Unit and meaning."""
 
@@ -49,7 +51,7 @@ class Measurement:
     ``causes`` sum to ``step_ns``; their floor rests on ``roof``, bytes per second, None without one. ``parts``: of the
     traced steps, empty where there were none. ``pinned``: the same code must commit the same tokens. ``clock_mhz``:
     mean SM clock while they ran; None where it was not recorded. ``unusable``: why the launch must not be compared;
-    empty where it may.
+    empty where it may. ``wall``: the rate with the pauses between steps; None where no two steps follow each other.
     """
 
     bundle: Path
@@ -69,6 +71,7 @@ class Measurement:
     created: str
     clock_mhz: float | None
     unusable: str
+    wall: WallRate | None = None
 
     @property
     def accept_length(self) -> Fraction:
@@ -80,13 +83,22 @@ class Measurement:
         """Mean step time."""
         return self.wall_ns / self.steps
 
+    @property
+    def paused(self) -> float:
+        """Share of the time that lies between steps, 0 to 1."""
+        return self.wall.paused if self.wall else 0.0
+
     def speed(self, metric: Metric) -> float:
         """Return ``metric`` as a speed (more is better): tok/s, or median steps per second."""
-        return self.tokens / (self.wall_ns / 1e9) if metric == "tok_s" else 1e9 / self.p50_ns
+        if metric == "step_p50":
+            return 1e9 / self.p50_ns
+        if metric == "wall_tok_s" and self.wall:  # single steps have no pause between them
+            return self.wall.quantity(self.tag).value
+        return self.tokens / (self.wall_ns / 1e9)
 
     def shown(self, metric: Metric) -> float:
         """Return ``metric`` in its own unit: tok/s or ms."""
-        return self.speed(metric) if metric == "tok_s" else self.p50_ns / 1e6
+        return self.p50_ns / 1e6 if metric == "step_p50" else self.speed(metric)
 
 
 def measure(path: Path, variant: str, *, roof: int | None = None) -> Measurement | str:
@@ -128,6 +140,7 @@ def measure(path: Path, variant: str, *, roof: int | None = None) -> Measurement
             created=bundle.manifest.created,
             clock_mhz=clock_mhz,
             unusable=unusable,
+            wall=wall_rate(bundle, variant),
         )
 
 

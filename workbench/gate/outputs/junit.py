@@ -4,11 +4,17 @@ from collections.abc import Iterator
 from xml.etree import ElementTree as ET
 
 from workbench.gate.counters import Comparison
-from workbench.gate.measurement import METRICS
+from workbench.gate.measurement import Metric
 from workbench.gate.result import GateResult, VariantResult
 from workbench.gate.rule import Verdict
 from workbench.gate.wording import cause_sentence, counter_sentence
 from workbench.reports.labels import visible
+
+_CASES: dict[Metric, str] = {
+    "tok_s": "tok/s",
+    "step_p50": "step time p50",
+    "wall_tok_s": "tok/s by the wall clock",
+}
 
 
 def render(result: GateResult) -> str:
@@ -38,7 +44,7 @@ def _case(result: GateResult, variant: VariantResult, name: str) -> ET.Element:
 
 
 def _time_case(result: GateResult, variant: VariantResult) -> ET.Element:
-    case = _case(result, variant, METRICS[result.metric][0] if result.metric == "tok_s" else "step time p50")
+    case = _case(result, variant, _CASES[result.metric])
     case.set("time", f"{_seconds(variant):.3f}")
     text = variant.reason
     if variant.attribution and variant.verdict is Verdict.FAIL:
