@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from workbench.decode.drafters.protocol import Drafter
 from workbench.decode.drafters.simulated import SimulatedAcceptance, SimulatedDrafter
 from workbench.decode.engine import Engine, SamplingRule, SequenceRecord, StepRecord
 from workbench.decode.model import Target
+from workbench.decode.pipeline import build_pipeline
 from workbench.decode.rungs.decided import StepReport
 from workbench.decode.rungs.faulty import FaultyAheadForward, FaultyForward
 from workbench.decode.rungs.forward import EagerForward
@@ -21,6 +23,7 @@ from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.errors import InputError
+from workbench.scenario import parse_scenario
 
 DEPTH = 3
 PROMPT = [3, 9, 27, 1, 4]
@@ -188,3 +191,27 @@ def test_graphs_run_ahead(models: Callable[..., Any], kind: str, piecewise: bool
     next(steps)
     steps.close()  # type: ignore[attr-defined]  # a generator
     assert decode(ahead, 40) == decode(stepwise, 40)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", ["graph", "splitk"])
+@pytest.mark.parametrize("fault", ["", "item-per-step", "pageable-copy", "graph-break"])
+def test_a_scenario_runs_ahead(rung: str, fault: str) -> None:
+    """The shipped model; a planted fault changes no token."""
+    texts = []
+    for ahead in ("false", "true"):
+        faults = f', faults = ["{fault}"]' if fault and ahead == "true" else ""
+        engine = f'device = "cuda", rung = "{rung}", run_ahead = {ahead}{faults}'
+        text = (
+            f'name = "x"\nengine = {{ {engine} }}\nprompts = {{ count = 1, max_prompt_tokens = 32, new_tokens = 48 }}'
+        )
+        (variant,) = parse_scenario(text, source="x", folder=Path()).variants()
+        pipeline = build_pipeline(variant)
+        assert isinstance(pipeline.engine, Engine)
+        prompt = pipeline.prompts[0].tokens
+        record = SequenceRecord(len(prompt))
+        steps = list(pipeline.engine.decode(prompt, 48, record))
+        texts.append((record.tokens, record.finish, [facts(step) for step in steps]))
+        if ahead == "true":
+            assert all(one.end_ns == after.start_ns for one, after in pairwise(steps))
+    assert texts[0] == texts[1]
