@@ -253,3 +253,14 @@ def test_latent_sizes_that_the_kernels_cannot_take_are_refused(field: str, size:
     with pytest.raises(InputError) as error:
         check_variant(variant, changed)
     assert words in str(error.value)
+
+
+def test_every_persistent_variant_counts_its_own_weights(gpu: Any) -> None:
+    spec = load_preset("gpt-oss-20b")
+    packed = held_bytes(spec, PLANS["fp4"].held(load_policy("as-shipped", shipped=spec.shipped), "bf16")).total()
+    step = model("gpt-oss-20b", "persistent")
+    two = variants(step, step.replace('persistent"', 'persistent", run_ahead = true'))
+    gpu(3 * packed)  # one as it is stored, one in the kernel's layout for each
+    check_variants(two)
+    gpu(3 * packed - 1)
+    assert "variant 'v1': rung 'persistent' of gpt-oss-20b: " in complaint(UnfitError, two)

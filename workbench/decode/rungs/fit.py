@@ -232,7 +232,8 @@ def _check_memory(variants: Sequence[Variant]) -> None:
     """Raise UnfitError naming the largest tensor class where the distinct sets of weights exceed what is free.
 
     Sets are shared as the store shares them (store.py): one for each way to hold the experts, and beside it, once,
-    the block FP8 forms that livequant rungs multiply. The persistent rung has a layout of its own: it holds all anew.
+    the block FP8 forms that livequant rungs multiply. The persistent rung has a layout of its own: each
+    of its variants holds all anew.
     """
     needed: dict[str, Counter[str]] = {"cpu": Counter(), "cuda": Counter()}
     seen: set[tuple[object, ...]] = set()
@@ -248,7 +249,7 @@ def _check_memory(variants: Sequence[Variant]) -> None:
         if live:
             parts.append(((*key, live), Policy("live", dict.fromkeys(live, "fp8")), live))
         if plan.persistent:
-            parts.append(((*key, "persistent"), plan.held(policy, base), frozenset(TensorClass)))
+            parts.append(((*key, "persistent", variant.name), plan.held(policy, base), frozenset(TensorClass)))
         for part, held, classes in parts:
             if part not in seen:
                 seen.add(part)
