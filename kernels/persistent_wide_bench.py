@@ -456,8 +456,8 @@ def _timing_jobs(
             budget.note("random weights of gpt-oss-20b made")
         return time(weights[0], report["roof"]["best"])
 
-    def single(*row: Any) -> Callable[[StepWeights, float], dict[str, Any]]:
-        return lambda held, best: time_one(*row, held, best)
+    def single(name: str, plan: StepPlan, us: float) -> Callable[[StepWeights, float], dict[str, Any]]:
+        return lambda held, best: time_one(name, plan, us, held, best)
 
     def several(
         name: str, plan: WidePlan, us: float, count: int | None = None
