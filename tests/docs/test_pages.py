@@ -24,6 +24,7 @@ DOCS = ROOT / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RUN = [
     "case-studies/sglang-gpt-oss-20b.md",
+    "case-studies/persistent-beside-sglang.md",
     "case-studies/one-step-six-signals.md",
     "case-studies/dflash-on-a-moe.md",
     "how-to/profile-sglang.md",
