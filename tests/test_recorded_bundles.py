@@ -24,12 +24,14 @@ WATCHED = [path for path in BUNDLES if read_manifest(path).source == "attach"]
 TRACES = sorted(path for folder in (ROOT / "tests/data", SHARED) for path in folder.glob("*.json.gz"))
 
 GPT_OSS = "attach-sglang-gpt-oss-20b-h200"
+PLAIN = "attach-sglang-qwen3-30b-h200"
 DFLASH = "attach-sglang-qwen3-30b-dflash-h200"
 """SGLang on an H200 while it decoded, watched from outside."""
 
-HELD_UP = {"sglang_qwen3_8b_decode_mi300": 0.98}
-"""Traces with time that nothing in them accounts for: there a kernel was launched onto an idle device and began 463 ms
-later, while the host waited for it."""
+HELD_UP = {"sglang_qwen3_8b_decode_mi300": 0.98, "sglang-qwen3-30b-dflash-h200": 0.1}
+"""Traces with time that nothing in them accounts for. In the first a kernel was launched onto an idle device and began
+463 ms later, while the host waited for it; in the second steps lengthen with the context, and the traced ones are the
+first of a request."""
 
 UNEXPLAINED = 0.05
 
@@ -52,13 +54,19 @@ def test_causes_add_up_to_the_wall_time(path: Path, tmp_path: Path) -> None:
             if facts.split is None:
                 assert share == 0 or (unexplained and "no trace of what ran" in unexplained.note)
             else:
-                assert share <= HELD_UP.get(path.name.split(".")[0], UNEXPLAINED), name
-                assert facts.split.mapping.residual <= 0.05, name
+                most = HELD_UP.get(path.name.split(".")[0], UNEXPLAINED)
+                assert share <= most, name
+                assert facts.split.mapping.residual <= max(0.05, most if path.is_dir() else 0.0), name
 
 
 def test_the_repository_holds_a_recording_for_each_use() -> None:
-    assert {path.name for path in TIMED} >= {"gpt-oss-20b-h200", "gpu-h200"}
-    assert {path.name for path in WATCHED} >= {GPT_OSS, DFLASH}
+    assert {path.name for path in TIMED} >= {
+        "gpt-oss-20b-h200",
+        "gpu-h200",
+        "versus-sglang-gpt-oss-20b-h200",
+        "sglang-qwen3-30b-dflash-h200",
+    }
+    assert {path.name for path in WATCHED} >= {GPT_OSS, PLAIN, DFLASH}
     for path in BUNDLES:
         assert check_bundle(path).ok
         assert sum(file.stat().st_size for file in path.iterdir()) < 3_000_000
@@ -131,17 +139,36 @@ def test_bytes_a_step_of_a_watched_server_are_those_of_the_model() -> None:
     assert found.bytes_per_step is not None
     assert found.model_bytes is not None
     assert found.bytes_per_step.tag == "measured"
-    assert found.bytes_per_step.value == pytest.approx(3.734e9, rel=0.005)  # of the whole recording
+    assert found.bytes_per_step.value == pytest.approx(3.730e9, rel=0.005)  # of the whole recording
     assert found.bytes_per_step.value / found.model_bytes.value == pytest.approx(1, abs=0.03)
     assert found.model_bytes.low == found.model_bytes.high == found.model_bytes.value  # width 1 leaves nothing open
     assert found.experts is None
     assert found.idle is not None
-    assert found.idle.value == pytest.approx(0.4017, rel=0.005)
+    assert found.idle.value == pytest.approx(0.4100, rel=0.005)
     assert found.roof_share is not None
-    assert found.roof_share.value == pytest.approx(0.2044, rel=0.005)
+    assert found.roof_share.value == pytest.approx(0.2038, rel=0.005)
     assert found.ctas_per_sm is not None
-    assert found.ctas_per_sm.value == pytest.approx(44.30, rel=0.005)
+    assert found.ctas_per_sm.value == pytest.approx(0.3617, rel=0.005)
     assert [finding.id for finding in found.findings] == ["device-idle", "slow-kernels"]
+
+
+def test_a_server_that_counts_says_its_own_speed() -> None:
+    with Bundle.open(recorded_folder() / GPT_OSS) as bundle:
+        found = attached(bundle)
+        assert bundle.manifest.scenario["name"].startswith("attached to http://127.0.0.1:")
+    assert found.tok_s is not None
+    assert (found.tok_s.note, found.tok_s.value) == ("the engine's counter", pytest.approx(294.2, rel=0.001))
+    assert found.step is not None
+    assert found.step.note == "decode forwards the engine counted"
+
+
+def test_bytes_a_step_of_a_dense_read_mixture_are_those_of_the_model_too() -> None:
+    found = watched(PLAIN)
+    assert found.bytes_per_step is not None
+    assert found.model_bytes is not None
+    assert found.bytes_per_step.value == pytest.approx(6.106e9, rel=0.005)  # of the whole recording
+    assert found.bytes_per_step.value / found.model_bytes.value == pytest.approx(1, abs=0.03)
+    assert [finding.id for finding in found.findings] == ["slow-kernels", "device-idle"]
 
 
 def test_bytes_of_a_verified_block_say_how_many_experts_it_chose() -> None:
