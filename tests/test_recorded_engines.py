@@ -91,7 +91,7 @@ def test_drafting_breaks_even_at_the_ratio_of_step_times(dflash_diagnosis: Diagn
 
 def test_the_headline_names_what_is_faster(dflash_diagnosis: Diagnosis) -> None:
     text = headline(dflash_diagnosis)
-    assert text.startswith("plain, the one of 5 variants without simulated acceptance, decodes at 248 tok/s (measured)")
+    assert text.startswith("plain, the only variant with real acceptance, decodes at 248 tok/s (measured)")
     assert text.endswith("; dflash-6, whose acceptance is simulated, reaches 854 tok/s.")
 
 

@@ -56,10 +56,10 @@ def test_pauses_are_said_where_they_count() -> None:
 
 def test_the_fastest_measured_variant_answers() -> None:
     three = (variant("a", 50), variant("b", 90), variant("pinned", 900, "modelled"))
-    assert say(*three).startswith("b, the fastest of 3 variants without simulated acceptance, decodes at 90.0 tok/s")
+    assert say(*three).startswith("b, the fastest of 2 variants with real acceptance, decodes at 90.0 tok/s")
     assert say(*three).endswith("; pinned, whose acceptance is simulated, reaches 900 tok/s.")
     assert say(*three[:2]).startswith("b, the fastest of 2 variants, decodes at 90.0 tok/s (measured)")
-    assert say(*three[1:]).startswith("b, the one of 2 variants without simulated acceptance, decodes")
+    assert say(*three[1:]).startswith("b, the only variant with real acceptance, decodes")
     assert fastest(Diagnosis("test", three[2:], ())).name == "pinned"
 
 

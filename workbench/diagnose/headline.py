@@ -27,7 +27,8 @@ def headline(diagnosis: Diagnosis, name: Callable[[str], str] = str) -> str:
     more = ""
     if quicker:
         real = sum(one.tok_s.tag == "measured" for one in diagnosis.variants)
-        rank = f", the {'fastest' if real > 1 else 'one'} of {others + 1} variants without simulated acceptance,"
+        rank = f", the fastest of {real} variants with" if real > 1 else ", the only variant with"
+        rank += " real acceptance,"
         top = max(quicker, key=lambda variant: variant.tok_s.value)
         more = f"; {name(top.name)}, whose acceptance is simulated, reaches {significant(top.tok_s.value, 3)} tok/s"
     speed = f"{significant(best.tok_s.value, 3)} tok/s ({best.tok_s.tag})"
