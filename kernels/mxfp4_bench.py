@@ -349,7 +349,7 @@ def next_variants() -> list[Variant]:
     rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
     for shape, tokens in ((GPT_OSS, 2), (GPT_OSS, 4), (GPT_OSS, 8), (QWEN, 1), (QWEN, 4), (GLM_RANK, 1), (GLM_RANK, 4)):
         plan = mxfp4_cuda.make_plan(shape, tokens)
-        for name, chosen in (("base", plan), ("decode 1", replace(plan, decode=1))):
+        for name, chosen in (("base", replace(plan, decode=0)), ("decode 1", replace(plan, decode=1))):
             rows.append((name, shape, tokens, {"plan": chosen, "overlap": True}))
     return rows
 

@@ -9,7 +9,7 @@ Floor: ``wide_bytes`` over the measured read roof.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -35,11 +35,27 @@ _ERRORS = (
 )
 
 
+class _Choices(TypedDict):
+    narrow: bool
+    joint: bool
+    marks: bool
+    free: int
+
+
+_FASTEST: dict[int, _Choices] = {
+    2: {"narrow": True, "joint": True, "marks": True, "free": 31},
+    4: {"narrow": True, "joint": True, "marks": False, "free": 0},
+    8: {"narrow": False, "joint": True, "marks": False, "free": 0},
+}
+"""By columns, what was measured fastest; within 1 % the simpler (docs/kernels-cuda.md, section 8)."""
+
+
 @dataclass(frozen=True, slots=True)
 class WidePlan:
     """How a step is cut up; every field is a macro of the kernel (its head comment explains them).
 
-    ``tokens``: columns, 2, 4 or 8; a step may have fewer tokens.
+    ``tokens``: columns, 2, 4 or 8; a step may have fewer tokens. The field's defaults are the kernel's plain form;
+    ``make_wide_plan`` chooses what is fastest for its columns.
     """
 
     tokens: int
@@ -115,7 +131,8 @@ def make_wide_plan(
 ) -> WidePlan:
     """A plan for steps of up to ``tokens`` on ``grid`` CTAs: a stage is a row tile of experts, as many as fit.
 
-    Raises InputError where a shape does not fit.
+    How attention, experts and waiting are done is what was measured fastest at that many columns. Raises InputError
+    where a shape does not fit.
     """
     width, group = columns(tokens), shape.heads // shape.kv_heads
     if grid <= 0 or warps <= 0:
@@ -136,9 +153,7 @@ def make_wide_plan(
         raise InputError(f"pieces must be at least {needed}, not {chosen}")
     depth = 16 if stages is None else stages
     while depth >= 3:
-        plan = WidePlan(
-            width, grid, warps, depth, stage_units, chosen, narrow=width < 8, lanes=lanes, trace=trace
-        )  # all columns at eight: measured faster (docs/kernels-cuda.md, section 7)
+        plan = WidePlan(width, grid, warps, depth, stage_units, chosen, lanes=lanes, trace=trace, **_FASTEST[width])
         if shared_bytes(shape, plan) <= SHARED_BYTES:
             return plan
         depth = depth - 1 if stages is None else 0

@@ -5,7 +5,7 @@ contexts up to the window's and the cache's edge. The checked kernel also writes
 names the first wrong phase; the kernel that is timed is held to float64 as well. Then times the whole of gpt-oss-20b
 with random weights: one token (``persistent.cu``), then 2, 4 and 8. Prints each result as it comes and the tables last;
 ``$OUT/persistent_wide_bench.json`` holds every number. ``--check`` stops before timing; ``--next`` checks and times the
-options of the next round instead, the plan that is the default among them.
+options of the last round instead, most plans that are the default now among them.
 """
 
 import argparse
@@ -84,7 +84,8 @@ TRIED: tuple[tuple[int, str, dict[str, Any], float], ...] = (
     (2, "joint, marks, decode 1", {"joint": True, "marks": True, "decode": 1}, 1490.0),
     (2, "joint, marks, lanes", {"joint": True, "marks": True, "lanes": True}, 1506.0),
 )
-"""The next round: tokens, name, options of ``WidePlan``, microseconds predicted (docs/kernels-cuda.md, section 8)."""
+"""The round of docs/kernels-cuda.md, section 8, against the plain plan: tokens, name, options of ``WidePlan``,
+microseconds predicted."""
 
 CHECKED: tuple[tuple[int, dict[str, Any]], ...] = (
     (2, {"joint": True, "marks": True, "free": 31}),
@@ -92,7 +93,7 @@ CHECKED: tuple[tuple[int, dict[str, Any]], ...] = (
     (8, {"joint": True, "marks": True, "free": 31, "narrow": True, "wide_cost": 10}),
     (8, {"joint": True}),
 )
-"""What of the next round is held to float64: every option at least once."""
+"""What of that round is held to float64, over the plain plan: every option at least once."""
 
 Step = tuple[int, int]  # tokens, position of the first
 
@@ -296,10 +297,16 @@ def ones(following: bool) -> list[tuple[str, StepPlan, float]]:
     return [*rows, ("one token, decode 1", replace(plan, decode=1), 1215.0)] if following else rows
 
 
+def plain(plan: WidePlan) -> WidePlan:
+    """``plan`` without what the round of section 8 brought: its base."""
+    return replace(plan, joint=False, marks=False, free=0)
+
+
 def variants() -> list[tuple[str, WidePlan, float]]:
     """What is timed, the main question first: name, plan, microseconds predicted."""
     plans = {width: persistent_wide.make_wide_plan(GPT_OSS_20B, width, SMS) for width in WIDTHS}
     rows = [(f"{width} tokens", plans[width]) for width in WIDTHS]
+    rows += [(f"{width} tokens, plain", plain(plans[width])) for width in WIDTHS]
     rows += [(f"{width} tokens, lanes", replace(plans[width], lanes=True)) for width in (8, 4, 2)]
     rows += [(f"{width} tokens, 3 in flight", replace(plans[width], in_flight=3)) for width in (8, 4)]
     rows += [("8 tokens, no hold", replace(plans[8], hold=False))]
@@ -310,7 +317,7 @@ def variants() -> list[tuple[str, WidePlan, float]]:
 
 def next_variants() -> list[tuple[str, WidePlan, float]]:
     """The same of the next round."""
-    plans = {width: persistent_wide.make_wide_plan(GPT_OSS_20B, width, SMS) for width in WIDTHS}
+    plans = {width: plain(persistent_wide.make_wide_plan(GPT_OSS_20B, width, SMS)) for width in WIDTHS}
     return [(f"{width}: {name}", replace(plans[width], **options), us) for width, name, options, us in TRIED]
 
 
@@ -322,7 +329,8 @@ def checked(following: bool) -> list[Checked]:
     rows: list[Checked] = []
     for name, shape, choose, size in (("tiny", TINY, near, 64), ("two layers", TWO_LAYERS, far, 2048)):
         for width, options in CHECKED if following else tuple((width, {}) for width in WIDTHS):
-            plan = replace(persistent_wide.make_wide_plan(shape, width, SMS), **options)
+            plan = persistent_wide.make_wide_plan(shape, width, SMS)
+            plan = replace(plain(plan), **options) if following else plan
             said = "".join(f", {key} {value}" for key, value in options.items())
             rows.append((f"{name}, {width} columns{said}", shape, plan, choose(width), size))
     return rows

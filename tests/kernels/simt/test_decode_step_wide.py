@@ -12,6 +12,7 @@ from workbench.kernels import (
     persistent_bench,
     persistent_reference,
     persistent_wide,
+    persistent_wide_bench,
     persistent_wide_reference,
 )
 from workbench.kernels.persistent_shape import StepShape, rope_table
@@ -86,19 +87,19 @@ def simulated(
 )
 def test_source_on_the_cpu_equals_float64(build_kernel: Build, columns: int, steps: list[tuple[int, int]]) -> None:
     """Full steps and narrower ones; no position cached, the window's edge among the new ones, the last of the cache."""
-    plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
+    plan = persistent_wide_bench.plain(persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True))
     simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16, narrow=True), steps, 48)
 
 
 def test_source_on_the_cpu_with_long_rows_and_a_window_below_the_tokens(build_kernel: Build) -> None:
     """Uneven parts of rows for the warps, several blocks of the residual a CTA, new positions beyond the window."""
-    plan = persistent_wide.make_wide_plan(LONG, 4, 3, warps=3, stages=3, trace=True)
+    plan = persistent_wide_bench.plain(persistent_wide.make_wide_plan(LONG, 4, 3, warps=3, stages=3, trace=True))
     simulated(build_kernel, LONG, dataclasses.replace(plan, in_flight=1, hold=False), [(4, 70)], 80)
 
 
 def test_source_on_the_cpu_with_many_experts_and_splits(build_kernel: Build) -> None:
     """Two splits a token; lanes; the trace changes no bit."""
-    plan = persistent_wide.make_wide_plan(MANY, 2, 33, warps=4, stages=3, lanes=True)
+    plan = persistent_wide_bench.plain(persistent_wide.make_wide_plan(MANY, 2, 33, warps=4, stages=3, lanes=True))
     plan = dataclasses.replace(plan, split_positions=64)
     first = simulated(build_kernel, MANY, plan, [(2, 100)], 160)
     again = simulated(build_kernel, MANY, dataclasses.replace(plan, trace=True, lanes=False), [(2, 100)], 160)
@@ -106,19 +107,23 @@ def test_source_on_the_cpu_with_many_experts_and_splits(build_kernel: Build) -> 
 
 
 @pytest.mark.parametrize(
-    ("columns", "steps", "marks"),
+    ("columns", "steps", "options"),
     [
-        (2, [(2, 0), (1, 5), (2, 19)], False),
-        (4, [(3, 17), (4, 44)], True),
-        (8, [(8, 0), (5, 18), (8, 40)], True),
+        (2, [(2, 0), (1, 5), (2, 19)], {}),
+        (4, [(3, 17), (4, 44)], {}),
+        (4, [(4, 17)], {"marks": True, "free": 31}),
+        (8, [(8, 0), (5, 18)], {}),
+        (8, [(8, 0), (5, 18), (8, 40)], {"marks": True, "free": 31}),
     ],
 )
 def test_attention_of_all_tokens_together_equals_float64(
-    build_kernel: Build, columns: int, steps: list[tuple[int, int]], marks: bool
+    build_kernel: Build, columns: int, steps: list[tuple[int, int]], options: dict[str, int]
 ) -> None:
-    """One split a KV head: of 3 CTAs two have a task; no cached position, a last stage that is not full."""
+    """The plans that are the default, and with words waited for. One split a KV head: of 3 CTAs two have a task; no
+    cached position, a last stage that is not full."""
     plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
-    simulated(build_kernel, TINY, dataclasses.replace(plan, joint=True, marks=marks, free=31 * marks), steps, 48)
+    assert plan.joint
+    simulated(build_kernel, TINY, dataclasses.replace(plan, **options), steps, 48)
 
 
 @pytest.mark.parametrize("grid", [5, 9])
@@ -126,13 +131,13 @@ def test_splits_of_all_tokens_together_are_joined_by_every_cta(build_kernel: Bui
     """Two and four splits; several stages a split, windows that cut cached positions and new ones."""
     plan = persistent_wide.make_wide_plan(TINY, 8, grid, warps=4, stages=4, trace=True)
     steps = [(8, 40), (7, 15)] if grid == 5 else [(3, 100)]
-    simulated(build_kernel, TINY, dataclasses.replace(plan, joint=True, split_positions=16), steps, 112)
+    simulated(build_kernel, TINY, dataclasses.replace(plan, split_positions=16), steps, 112)
 
 
 def test_heads_of_128_dimensions_are_attended_to_together(build_kernel: Build) -> None:
     """Rows that do not fill a tile, a window below the tokens."""
     plan = persistent_wide.make_wide_plan(LONG, 4, 4, warps=3, stages=3, trace=True)
-    simulated(build_kernel, LONG, dataclasses.replace(plan, joint=True), [(4, 70)], 80)
+    simulated(build_kernel, LONG, plan, [(4, 70)], 80)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +152,7 @@ def test_who_waits_for_whom_changes_no_bit(
 ) -> None:
     """Words waited for instead of barriers, and other shares of the experts' tasks; stale words of the step before."""
     plan = persistent_wide.make_wide_plan(TINY, columns, 3, warps=4, stages=4, trace=True)
-    plan = dataclasses.replace(plan, split_positions=16, narrow=True)
+    plan = dataclasses.replace(persistent_wide_bench.plain(plan), split_positions=16, narrow=True)
     base = simulated(build_kernel, TINY, plan, steps, 48)
     other = simulated(build_kernel, TINY, dataclasses.replace(plan, **options), steps, 48)
     assert all(torch.equal(one, two) for one, two in zip(base, other, strict=True))
