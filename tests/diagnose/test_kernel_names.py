@@ -14,6 +14,18 @@ from workbench.diagnose.kernel_kinds import kind_of
             "flash::FlashAttnFwdSm90",
         ),
         ("void cutlass::device_kernel<flash::FlashAttnFwdCombine<int> >(P)", "flash::FlashAttnFwdCombine"),
+        ("void cutlass::Kernel2<cutlass_80_wmma_s161616gemm>(cutlass_80::Params)", "cutlass_80_wmma_s161616gemm"),
+        (  # as Kineto leaves it: too long to be demangled
+            "_ZN7cutlass13device_kernelIN2at4cuda6detail25enable_3x_kernel_for_sm9xINS_4gemm6kernel13GemmUniversalI"
+            "NS5_17GroupProblemShapeIN4cute5tupleIJiiiEEEEENS5_10collective13CollectiveMmaI",
+            "cutlass::gemm::kernel::GemmUniversal (grouped)",
+        ),
+        (
+            "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<X> >(P)",
+            "cutlass::gemm::kernel::GemmUniversal",
+        ),
+        ("_ZN2at6native12_GLOBAL__N_16kernelEPf", "at::native::kernel"),
+        ("_ZL9my_kernelPf", "_ZL9my_kernelPf"),
         ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu", "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 
 from workbench.diagnose.columns import Columns, Flags
 from workbench.diagnose.kernel_kinds import EXPERTS, FOUR_BIT, Kind, kind_of
+from workbench.diagnose.mangled import outer_name
 from workbench.diagnose.steps import Ints
 from workbench.diagnose.timeline import PHASES, Timeline
 from workbench.hardware import Hardware
@@ -83,17 +84,27 @@ class KernelClass:
         return 1 - waves / math.ceil(waves)
 
 
-_WRAPPERS = ("cutlass::device_kernel<", "cutlass::Kernel<", "cutlass::Kernel2<", "flash::enable_sm90_or_later<")
+_WRAPPERS = (
+    "cutlass::device_kernel<",
+    "cutlass::Kernel<",
+    "cutlass::Kernel2<",
+    "flash::enable_sm90_or_later<",
+    "at::cuda::detail::enable_3x_kernel_for_sm9x<",
+)
 """Kernels that only run the kernel that their template argument names."""
+
+_GROUPED = re.compile(r"<(\w+::)*GroupProblemShape\b")
+"""The first argument of a CUTLASS kernel that runs many products, such as those of experts, in one launch."""
 
 
 def short_name(name: str) -> str:
     """Return a kernel's name without return type, template arguments and parameters, at most 60 characters."""
-    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    plain = outer_name(name).replace("(anonymous namespace)::", "").removeprefix("void ")
     while wrapper := next((one for one in _WRAPPERS if plain.startswith(one)), ""):
         plain = plain.removeprefix(wrapper)
-    plain = plain.split("<")[0].split("(")[0].strip()
-    return (plain if plain and not plain.endswith("::") else name)[:60]
+    grouped = " (grouped)" if _GROUPED.search(plain) else ""
+    plain = plain.split("<")[0].split("(")[0].strip(" >")
+    return (plain + grouped if plain and not plain.endswith("::") else name)[:60]
 
 
 def kernel_classes(
@@ -102,7 +113,7 @@ def kernel_classes(
     """Return the classes of ``timeline``; ``mapped[phase, name]`` is their time over ``steps`` trusted steps."""
     kernels = timeline.kernels
     codes, names = kernels.codes("name")
-    spilled = _static_spills(static)
+    spilled = _StaticSpills(static)
     kinds = [kind_of(name, _activity(name)) for name in names]
     is_product = np.array([kind == "product" for kind in kinds] + [False], bool)
     runs = np.flatnonzero(timeline.row >= 0)
@@ -129,6 +140,7 @@ def kernel_classes(
             per_step = len(own) / max(len(timeline.steps), 1)
             longest = members[np.argsort(-kernels.duration[members], kind="stable")[:8]]
             local = int(kernels.ints("local_bytes_per_thread")[members].max())
+            registers = max(0, int(kernels.ints("registers")[members].max()))
             found.append(
                 KernelClass(
                     phase=phase_name,
@@ -139,8 +151,8 @@ def kernel_classes(
                     per_step=per_step,
                     ctas=ctas,
                     slots=_slots(kernels, int(members[0])) * sms,
-                    spill_bytes=max(local, spilled.get(names[code], 0)),
-                    registers=max(0, int(kernels.ints("registers")[members].max())),
+                    spill_bytes=max(local, spilled.of(names[code], registers)),
+                    registers=registers,
                     graph=bool(graph[members].all()),
                     last=bool(after_last[own].all()),
                     feeds_product=bool(following[own].mean() > 0.5),
@@ -162,22 +174,25 @@ def _activity(name: str) -> str:
     return "memset" if name.lower().startswith(("memset", "fillbuffer")) else "kernel"
 
 
-def _static_spills(static: Columns) -> dict[str, int]:
-    """Return spill bytes of a thread by kernel name, the most over the targets."""
-    found: dict[str, int] = {}
-    if not len(static):
-        return found
-    rows = zip(
-        static.texts("kernel"),
-        static.ints("spill_store_bytes"),
-        static.ints("spill_load_bytes"),
-        static.ints("local_bytes"),
-        strict=True,
-    )
-    for name, stores, loads, local in rows:
-        spill = max(int(stores), int(loads)) if max(stores, loads) >= 0 else int(local)
-        found[str(name)] = max(found.get(str(name), 0), spill)
-    return found
+class _StaticSpills:
+    """Spill bytes of a thread by kernel, the most over the targets. Builds of one name are told apart by registers,
+    where a launch has as many as one of them."""
+
+    def __init__(self, static: Columns) -> None:
+        self._found: dict[str, dict[int, int]] = {}
+        if not len(static):
+            return
+        counts = ("registers", "spill_store_bytes", "spill_load_bytes", "local_bytes")
+        rows = zip(static.texts("kernel"), *(static.ints(name).tolist() for name in counts), strict=True)
+        for name, registers, stores, loads, local in rows:
+            spill = max(stores, loads) if max(stores, loads) >= 0 else local
+            builds = self._found.setdefault(str(name), {})
+            builds[registers] = max(builds.get(registers, 0), spill)
+
+    def of(self, name: str, registers: int) -> int:
+        """Return the bytes of the build with so many registers; of all builds the most where none has."""
+        builds = self._found.get(name, {})
+        return builds.get(registers, max(builds.values(), default=0))
 
 
 def _slots(kernels: Columns, row: int) -> int:

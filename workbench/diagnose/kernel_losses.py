@@ -205,6 +205,10 @@ def _product(one: KernelClass, rest: int, evidence: Evidence, written: float) ->
     fill = one.fill(evidence.sms)
     if fill is not None and fill < 1:
         take("under-fill", one.ns * (1 - fill), f"{one.ctas} CTAs on {evidence.sms} SMs", rest)
+    # Stamps measure their loss; what a binary holds says only that there may be one.
+    lanes = evidence.lanes
+    if lanes is not None and one.per_step <= 2:
+        take("barrier-wait", one.ns * lanes.wait_share, f"a CTA waits {lanes.wait_share:.1%} of the kernel (stamps)")
     local = evidence.counters.local_bytes
     # Counters that see next to no local memory clear a kernel whose binary merely reserves some.
     if one.spill_bytes >= SPILL_BYTES and (local is None or local > LOCAL_SHARE * evidence.floor_bytes):
@@ -217,9 +221,6 @@ def _product(one: KernelClass, rest: int, evidence: Evidence, written: float) ->
     waves = one.waves()
     if share and waves is not None:
         take("tail", one.ns * share, f"{one.ctas} CTAs are {waves:.2f} waves of {one.slots}", round(one.ns * share))
-    lanes = evidence.lanes
-    if lanes is not None and one.per_step <= 2:
-        take("barrier-wait", one.ns * lanes.wait_share, f"a CTA waits {lanes.wait_share:.1%} of the kernel (stamps)")
     issue, rate = evidence.counters.issue, evidence.counters.read_rate
     if issue is not None:
         idle = rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s

@@ -255,17 +255,17 @@ def _from_outside(bundle: Bundle) -> Iterator[Check]:
 
 
 _OVERHEAD = """
-SELECT count(*) AS rows, coalesce(sum(host.end_ns - host.start_ns), 0)::BIGINT AS ns FROM host
-WHERE category = 'overhead' AND step_id IS NOT NULL
+SELECT variant, count(*) AS rows, sum(end_ns - start_ns)::BIGINT AS ns FROM host
+WHERE category = 'overhead' AND step_id IS NOT NULL GROUP BY variant ORDER BY variant
 """
 
 
 def overhead(bundle: Bundle) -> Iterator[Check]:
     """The profiler's own work within steps."""
-    row = bundle.query(_OVERHEAD).to_pylist()[0]
-    if row["rows"]:
+    for row in bundle.query(_OVERHEAD).to_pylist():
         message = f"the profiler itself worked for {row['ns'] / 1e6:.3g} ms within steps ({row['rows']} times)"
-        yield Check("profiler-overhead", "warning", message, row["rows"], ("step-time",))
+        found = Check("profiler-overhead", "warning", message, row["rows"], ("step-time",))
+        yield from scoped(bundle, row["variant"], [found])
 
 
 _LOSSES = """

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from workbench.diagnose.byte_model import ByteClass
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.finding import Evidence, Finding
 from workbench.diagnose.findings.device_losses import loss_rows
@@ -57,11 +58,7 @@ def expanded_weights(facts: Facts) -> list[Finding]:
     floor = facts.floor
     if floor is None or facts.hardware is None:
         return []
-    wide = [
-        one
-        for one in facts.byte_classes
-        if one.stored_bytes > 0 and one.resident_bytes > WIDER * one.stored_bytes and one.read_bytes
-    ]
+    wide = _wide(facts)
     excess = sum(one.read_bytes * (one.resident_bytes / one.stored_bytes - 1) for one in wide)
     ns = excess * len(facts.steps) * 1e9 / floor.bytes_per_s
     room = facts.wall_ns - _floor_ns(facts)
@@ -102,6 +99,15 @@ def expanded_weights(facts: Facts) -> list[Finding]:
     ]
 
 
+def _wide(facts: Facts) -> list[ByteClass]:
+    """Return the classes that are held, and so read, wider than they are stored."""
+    return [
+        one
+        for one in facts.byte_classes
+        if one.stored_bytes > 0 and one.resident_bytes > WIDER * one.stored_bytes and one.read_bytes
+    ]
+
+
 def over_fetch(facts: Facts) -> list[Finding]:
     """Bytes beyond the model that no expanded class accounts for: copies, or measured excess."""
     found, floor = facts.split, facts.floor
@@ -124,6 +130,9 @@ def over_fetch(facts: Facts) -> list[Finding]:
         rows.append(Evidence("DRAM bytes read a step", Quantity(measured, "B/step", "measured"), "counters"))
         rows.append(Evidence("bytes of the byte model", Quantity(float(model), "B/step", floor.tag), "tensors"))
         text = f": {byte_text(measured)} read, {byte_text(model)} needed"
+        if expanded:
+            wide = " and ".join(dict.fromkeys(one.tensor_class for one in _wide(facts)))
+            text += f" and {byte_text(expanded)} more read since {wide} are held wider than stored"
     if copies:
         text += (
             f"; copies in device memory take {of_step(facts, sum(loss.ns for loss in copies))}{_copied(facts, rows)}"

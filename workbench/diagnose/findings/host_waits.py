@@ -214,7 +214,7 @@ def host_bound(facts: Facts) -> list[Finding]:
             title="The host is late",
             sentence=(
                 f"{of_step(facts, total)} the device idles before the host launches what comes next; a traced step has "
-                f"{calls:.3g} launches{ends}."
+                f"{round(calls):,} launch{'' if round(calls) == 1 else 'es'}{ends}."
                 f"{replays}{pace}"
             ),
             remedy="capture the step in a CUDA graph, move work between steps off the launching thread, or overlap it "
