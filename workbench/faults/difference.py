@@ -53,9 +53,36 @@ def label(finding: Finding) -> str:
 
 
 def threshold(one: Facts, other: Facts) -> float:
-    """Return the tok/s of ``one`` within which the two cannot be told apart: both means' half-widths."""
+    """Return the tok/s of ``one`` within which the two cannot be told apart: both means' half-widths.
+
+    Halves of one variant are different repetitions, and a machine drifts from one to the next. Two variants share that
+    drift, since their repetitions are interleaved.
+    """
     rate = one.tok_s.value if one.tok_s else 0.0
-    return rate * hypot(min(one.noise, NOISE), min(other.noise, NOISE))
+    parts = [part for facts in (one, other) for part in (min(facts.noise, NOISE), _between_repetitions(facts))]
+    return rate * hypot(*parts)
+
+
+_REPETITIONS = """
+SELECT prompt_id, avg(end_ns - start_ns)::DOUBLE AS mean
+FROM steps JOIN (SELECT variant, run_pass, sequence_id, prompt_id FROM sequences)
+     USING (variant, run_pass, sequence_id)
+WHERE variant = ? AND run_pass = 'clean' AND NOT warmup GROUP BY prompt_id, sequence_id
+"""
+
+MOST = 0.1
+"""Repetitions that differ by more than this make no comparison of anything; the score then says so by its misses."""
+
+
+def _between_repetitions(facts: Facts) -> float:
+    """Return by how much the mean step of one repetition varies, relative half-width; 0 for all of them together."""
+    if not isinstance(facts, Half):
+        return 0.0
+    means: dict[str, list[float]] = {}
+    for row in facts.bundle.query(_REPETITIONS, [facts.variant]).to_pylist():
+        means.setdefault(row["prompt_id"], []).append(row["mean"])
+    spreads = [np.std(own, ddof=1) / np.mean(own) for own in means.values() if len(own) > 1]
+    return min(MOST, 1.96 * float(np.mean(spreads))) if spreads else 0.0
 
 
 def _worth(finding: Finding) -> float:
