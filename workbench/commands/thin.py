@@ -34,6 +34,9 @@ def thin(
         list[str] | None,
         typer.Option("--drop", metavar="TABLE", help="Leave out host, syncs, kernels, counters or lanes; repeatable."),
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="VARIANT", help="Keep this variant; repeatable. Default: all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a smaller bundle: all clean steps, and the first few steps of each instrumented pass after warm-up.
@@ -46,7 +49,7 @@ def thin(
     from workbench.trace.thin import Choice
     from workbench.trace.thin import thin as write
 
-    choice = Choice(traced_steps, sampled_steps, lanes, bin_us, tuple(drop or ()), burst_ms)
+    choice = Choice(traced_steps, sampled_steps, lanes, bin_us, tuple(drop or ()), burst_ms, tuple(only or ()))
     with Bundle.open(bundle) as source:
         path = write(source, output, choice)
     sizes = {file.stem: file.stat().st_size for file in sorted(path.iterdir()) if file.is_file()}

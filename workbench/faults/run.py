@@ -27,16 +27,21 @@ class Place:
     why: str = ""
 
 
-def recorded(folder: Path) -> dict[str, Path]:
-    """Return the bundles below ``folder`` by the name of the scenario that they are of."""
-    found = {}
-    for manifest in sorted(folder.rglob(MANIFEST)):
+def recorded(folder: Path) -> dict[tuple[str, str], Path]:
+    """Return the bundles below ``folder`` by the names of the scenario and the variant that they hold, the latest one
+    where several do."""
+    found: dict[tuple[str, str], tuple[str, Path]] = {}
+    for path in sorted(folder.rglob(MANIFEST)):
         try:
-            name = str(read_manifest(manifest.parent).scenario.get("name", ""))
+            manifest = read_manifest(path.parent)
         except InputError:
             continue  # not a bundle of this version: nothing of the suite
-        found[name] = manifest.parent
-    return found
+        name = str(manifest.scenario.get("name", ""))
+        for variant in manifest.variants:
+            key = name, variant.name
+            if key not in found or found[key][0] < manifest.created:
+                found[key] = manifest.created, path.parent
+    return {key: bundle for key, (_, bundle) in found.items()}
 
 
 def place(
@@ -48,19 +53,21 @@ def place(
     """
     cases = tuple(cases)
     known = recorded(bundles) if bundles else {}
+    made: dict[str, Path] = {}
     places = []
     for number, case in enumerate(cases):
         progress(case.name, number, len(cases))
         if case.trace is not None:
-            places.append(_planted(case, out, known))
+            places.append(_planted(case, out, made))
             continue
-        if case.scenario.name not in known:
+        bundle = known.get((case.scenario.name, case.variant)) or made.get(case.scenario.name)
+        if bundle is None:
             try:
-                known[case.scenario.name] = _run(case, out)
+                bundle = made[case.scenario.name] = _run(case, out)
             except UnfitError as error:
                 places.append(Place(case, None, why=str(error)))
                 continue
-        places.append(Place(case, known[case.scenario.name], known[case.scenario.name]))
+        places.append(Place(case, bundle, bundle))
     progress("", len(cases), len(cases))
     return tuple(places)
 
@@ -79,7 +86,7 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _planted(case: Case, out: Path, known: dict[str, Path]) -> Place:
+def _planted(case: Case, out: Path, made: dict[str, Path]) -> Place:
     trace = case.trace
     assert trace is not None  # noqa: S101 - asked by the caller
     if case.fault.mutation is None:
@@ -88,10 +95,10 @@ def _planted(case: Case, out: Path, known: dict[str, Path]) -> Place:
         return Place(case, None, why=f"{trace.name} is part of a checkout and not of this installation")
     key = str(trace)
     if trace.is_dir():
-        known[key] = trace  # a recorded run
-    if key not in known:
+        made[key] = trace  # a recorded run
+    if key not in made:
         from workbench.ingest.bundle import bundle_name, ingest_kineto
 
-        known[key] = ingest_kineto(trace, out / bundle_name(trace)).path
-    with Bundle.open(known[key]) as source:
-        return Place(case, mutate(source, case.fault.mutation, out / case.name), known[key])
+        made[key] = ingest_kineto(trace, out / bundle_name(trace)).path
+    with Bundle.open(made[key]) as source:
+        return Place(case, mutate(source, case.fault.mutation, out / case.name), made[key])

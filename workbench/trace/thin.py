@@ -39,7 +39,7 @@ class Choice:
     """What to keep. ``traced`` and ``sampled``: steps of that pass, per variant, after warm-up. ``lanes``: laned
     launches of a persistent kernel per variant. ``bin_us``: length that counter samples are merged to, 0: as they are;
     of a watched server BURST_BIN_US. ``drop``: tables to leave out, of DROPPABLE. ``burst_ms``: of a watched server,
-    how much of one burst of counters stays as it was sampled."""
+    how much of one burst of counters stays as it was sampled. ``only``: variants to keep; all without any."""
 
     traced: int = 6
     sampled: int = 8
@@ -47,6 +47,7 @@ class Choice:
     bin_us: int = 0
     drop: tuple[str, ...] = ()
     burst_ms: int = 100
+    only: tuple[str, ...] = ()
 
 
 def thin(source: Bundle, out: Path, choice: Choice) -> Path:
@@ -56,7 +57,10 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
         raise InputError("thin: a number below 0", hint="0 keeps none, or merges nothing")
     if unknown := sorted(set(choice.drop) - set(DROPPABLE)):
         raise InputError(f"--drop {unknown[0]}: cannot be left out", hint=f"one of {', '.join(DROPPABLE)}")
-    tables = {name: source.table(name) for name in TABLES}
+    known = [record.name for record in source.manifest.variants]
+    if unknown := [name for name in choice.only if name not in known]:
+        raise InputError(f"--only {unknown[0]}: no such variant", hint=f"one of {', '.join(known)}")
+    tables = {name: _of_variants(source.table(name), choice.only) for name in TABLES}
     steps = tables["steps"] = _steps(tables, choice)
     _device_and_host(tables, steps)
     for name in choice.drop:
@@ -81,6 +85,14 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     return out
 
 
+def _of_variants(table: pa.Table, only: tuple[str, ...]) -> pa.Table:
+    """Return the rows of the variants ``only``, and those of the whole run."""
+    if not only or "variant" not in table.column_names:
+        return table
+    own = pc.is_in(table["variant"], pa.array(only, pa.string()))
+    return table.filter(pc.or_(own, pc.is_null(table["variant"])))
+
+
 def _bin_us(source: Bundle, choice: Choice) -> int:
     return choice.bin_us or (BURST_BIN_US if source.manifest.source == "attach" else 0)
 
@@ -90,6 +102,9 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     bin_us = _bin_us(source, choice)
     merged = f"counter samples merged to {bin_us} us" if bin_us else "counter samples as they were"
     dropped = f"; left out: {', '.join(choice.drop)}" if choice.drop else ""
+    if choice.only:
+        dropped += f"; variants left out: {', '.join(one.name for one in old.variants if one.name not in choice.only)}"
+    variants = [one for one in old.variants if not choice.only or one.name in choice.only]
     if old.source == "attach":
         what = f"{choice.burst_ms} ms of one burst as sampled, of the others {merged}, idle time kept beside them"
     else:
@@ -100,7 +115,7 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     digest = file_sha256(source.path / MANIFEST)
     note = f"thinned: {what}{dropped}. The source's manifest ({old.state}) has SHA-256 {digest}"
     command = [PurePath(part).name if PurePath(part).is_absolute() else part for part in old.command]
-    return msgspec.structs.replace(old, notes=[*old.notes, note], command=command)
+    return msgspec.structs.replace(old, notes=[*old.notes, note], command=command, variants=variants)
 
 
 def _steps(tables: dict[str, pa.Table], choice: Choice) -> pa.Table:
