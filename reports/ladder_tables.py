@@ -49,7 +49,8 @@ def _removed(step: LadderStep) -> str:
     if step.predicted is None:
         return f"not predicted: {visible(step.why, 200)}"
     parts = [f"{name} {significant(ns / 1e3, 3)}" for name, ns in step.removed if ns]
-    return ", ".join(parts) or "nothing: this pair of rungs removes no cause of the list"
+    removed = ", ".join(parts) or "nothing: this pair of rungs removes no cause of the list"
+    return f"{removed}; they differ in more: {step.differs}" if step.differs else removed
 
 
 def ladder_figure(steps: Sequence[LadderStep]) -> Figure:

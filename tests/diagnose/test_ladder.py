@@ -69,8 +69,9 @@ def test_rungs_that_lie_apart_lose_all_that_lies_between(make_bundle: Make, devi
         "overlapped": (device_run([GEMM] * 3), {"rung": "splitk", "overlap": True}),
         "plain": (device_run([GEMM] * 2), {"rung": "splitk"}),
     }
-    (step,) = ladder(merged(make_bundle, runs))
+    step, option = ladder(merged(make_bundle, runs))
     assert step.higher == "plain"
+    assert (option.lower, option.higher) == ("plain", "overlapped")
     assert {"small-kernels", "under-fill", "launch-gap"} <= set(dict(step.removed))
 
 
@@ -82,3 +83,50 @@ def test_without_kernels_the_gain_is_measured_and_not_predicted(make_bundle: Mak
     assert step.predicted is None
     assert step.error is None
     assert "not predicted: the lower rung's trace holds no kernels" in step.sentence()
+
+
+def test_a_rung_with_an_option_is_beside_the_same_rung_without_it(make_bundle: Make, device_run: Make) -> None:
+    kernels = [GEMM | {"gap": 3_000}] * 8
+    plain, ahead = device_run(kernels), device_run([GEMM] * 8)
+    runs: dict[str, tuple[Bundle, dict[str, Any]]] = {
+        "ahead": (ahead, {"rung": "splitk", "overlap": True}),
+        "plain": (plain, {"rung": "splitk"}),
+    }
+    (step,) = ladder(merged(make_bundle, runs))
+    assert (step.lower, step.higher) == ("plain", "ahead")
+    assert set(dict(step.removed)) == {"launch-gap"}
+    assert step.predicted is not None
+    assert step.predicted.value > step.now.value
+
+
+def test_live_quantisation_branches_off_and_leads_nowhere(make_bundle: Make, device_run: Make) -> None:
+    thin = [GEMM | {"name": "gemm_thin", "grid_x": 33}] * 4
+    runs: dict[str, tuple[Bundle, dict[str, Any]]] = {
+        "splitk": (device_run([GEMM] * 4), {"rung": "splitk"}),
+        "naive": (device_run([GEMM] * 4 + thin), {"rung": "livequant-naive"}),
+        "fused": (device_run([GEMM] * 5), {"rung": "livequant-fused"}),
+        "pq": (device_run([GEMM] * 9), {"rung": "livequant-pq"}),
+        "persistent": (device_run([GEMM] * 3), {"rung": "persistent"}),
+    }
+    steps = {(step.lower, step.higher): step for step in ladder(merged(make_bundle, runs))}
+    assert set(steps) == {("splitk", "persistent"), ("splitk", "naive"), ("naive", "fused"), ("fused", "pq")}
+    assert dict(steps["naive", "fused"].removed)["under-fill"] == pytest.approx(4 * 50_000 * 0.75, rel=0.02)
+    assert "to remove no loss" in steps["fused", "pq"].why
+
+
+def test_a_prediction_that_is_far_off_says_what_else_the_rungs_differ_in(make_bundle: Make, device_run: Make) -> None:
+    small = [{"name": "rms_norm", "ns": 2_500, "gap": 500, "grid_x": 64} for _ in range(40)]
+    graph, fused = device_run([*[GEMM] * 8, *small, GEMM]), device_run([GEMM] * 5)
+    (step,) = ladder(merged(make_bundle, {"a": (graph, {"rung": "graph"}), "b": (fused, {"rung": "fused"})}))
+    assert step.error is not None
+    assert step.error < -0.1
+    name, ns = step.beside[0]
+    assert (name, ns) == ("floor", pytest.approx(-200_000, rel=0.05)) or (name, ns) == (
+        "compute",
+        pytest.approx(-200_000, rel=0.05),
+    )
+    assert f"they differ in more: {name} -200 us" in step.sentence()
+    # Prediction, and what it did not know of, are the measured step.
+    left = step.now.value / step.predicted.value if step.predicted else 0.0
+    low, high = 1e9 / step.now.value, 1e9 / step.measured.value
+    assert low * left + sum(more for _, more in step.beside) == pytest.approx(high, rel=0.05)

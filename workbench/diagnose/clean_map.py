@@ -144,6 +144,15 @@ def _phases(steps: Steps) -> Ints:
     return np.array([int((after - before).sum()) for before, after in pairwise(marks)], np.int64)
 
 
+def node_overhead(own: Any) -> Any:
+    """Return what records of kernels of ``own`` ns hold too long when they are nodes of a graph, in ns.
+
+    A short kernel gives back the whole overhead up to two fifths of SHORT_NS, and less and less up to SHORT_NS.
+    """
+    fade = np.clip((SHORT_NS - own) / (0.6 * SHORT_NS), 0, 1)
+    return np.minimum(NODE_OVERHEAD_NS * fade, own / 2)
+
+
 def _model(
     share: Any,
     of: Ints,
@@ -156,9 +165,7 @@ def _model(
     classes: int,
 ) -> tuple[Any, Any, float, tuple[str, str]]:
     """Return clean ns a step by class and by gap cause, what did not close, and the rules; see the module."""
-    # A short kernel gives back the whole overhead up to two fifths of SHORT_NS, and less and less up to SHORT_NS.
-    fade = np.clip((SHORT_NS - own) / (0.6 * SHORT_NS), 0, 1)
-    back = np.where(graph, np.minimum(NODE_OVERHEAD_NS * fade, own / 2), 0.0)
+    back = np.where(graph, node_overhead(own), 0.0)
     scale = np.divide(share, own, out=np.zeros_like(share), where=own > 0)
     kept = (own - back) * scale
     given = float((back * scale).sum())

@@ -8,26 +8,44 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from workbench.diagnose.clean_map import NODE_GAP_NS
+import numpy as np
+
+from workbench.diagnose.clean_map import NODE_GAP_NS, node_overhead
 from workbench.diagnose.facts import Facts
+from workbench.diagnose.kernel_kinds import kind_of
 from workbench.diagnose.numbers import significant
 from workbench.quantity import Quantity
 
-ORDER = ("eager", "graph", "fused", "fp4", "splitk", "livequant-naive", "livequant-fused", "livequant-pq", "persistent")
-
 MAIN = ("eager", "graph", "fused", "fp4", "splitk", "persistent")
-"""The rungs that build on each other; live quantisation branches off split K."""
+"""The rungs that build on each other."""
+
+LIVE = ("livequant-naive", "livequant-fused", "livequant-pq")
+"""Live quantisation branches off split K, and leads nowhere else."""
 
 REMOVES: dict[str, tuple[str, ...]] = {
     "graph": ("host-bound", "cpu-sync", "launch-gap"),
-    "fused": ("small-kernels", "launch-gap", "over-fetch by copies"),
+    "fused": ("small-kernels", "launch-gap", "over-fetch by copies", "under-fill of others"),
     "fp4": ("over-fetch",),
-    "splitk": ("under-fill", "tail"),
-    "livequant-fused": ("serialised",),
+    "splitk": ("under-fill of products", "tail"),
+    "livequant-fused": ("serialised", "under-fill of products"),
     "persistent": ("launch-gap", "replay-boundary", "small-kernels", "host-bound", "tail", "under-fill"),
 }
 """What a rung of ``MAIN`` removes from the one below it, and fused live quantisation from the naive one. Between rungs
-that lie apart all of it goes; a rung that is not listed changes bytes alone."""
+that lie apart all of it goes; a rung that is not listed changes bytes alone. ``of products``: of kernels that stream
+weights; ``of others``: of those that do not."""
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "overlap": ("launch-gap",),
+    "run_ahead": ("host-bound", "replay-boundary", "cpu-sync", "verify-and-sampling"),
+}
+"""What an option of a rung removes from the same rung without it: launching ahead of the end of the kernel before, and
+enqueueing a step before the last one was read."""
+
+FAR = 0.1
+"""Error from which what else the two rungs differ in is said."""
+
+TOLD = 0.03
+"""Share of the higher rung's step from which such a difference is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +61,16 @@ class LadderStep:
     predicted: Quantity | None
     removed: tuple[tuple[str, float], ...]
     why: str = ""
+    beside: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def differs(self) -> str:
+        """What else the two rungs differ in, in us a step, where the prediction is off by more than FAR; else empty."""
+        if self.error is None or abs(self.error) <= FAR:
+            return ""
+        return ", ".join(
+            f"{name} {'-' if ns < 0 else '+'}{significant(abs(ns) / 1e3, 3)} us" for name, ns in self.beside
+        )
 
     @property
     def error(self) -> float | None:
@@ -64,9 +92,10 @@ class LadderStep:
             f"{'-' if value < 0 else '+'}{significant(abs(value), 3)}"
             for value in (self.measured.value - self.now.value, self.predicted.value - self.now.value)
         ]
+        more = f"; they differ in more: {self.differs}" if self.differs else ""
         return (
             f"{self.lower} to {self.higher}: {measured}, {significant(self.predicted.value, 3)} predicted "
-            f"({self.error:+.1%}; gain {gains[0]} measured, {gains[1]} predicted) from a step without {gone}"
+            f"({self.error:+.1%}; gain {gains[0]} measured, {gains[1]} predicted) from a step without {gone}{more}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -80,29 +109,37 @@ class LadderStep:
             "error": self.error,
             "gain_error": self.gain_error,
             "removed_ns": dict(self.removed),
+            "beside_ns": dict(self.beside),
             "why": self.why,
             "sentence": self.sentence(),
         }
 
 
 def ladder(variants: list[Facts]) -> tuple[LadderStep, ...]:
-    """Return every pair of neighbouring rungs among ``variants`` that differ in nothing but rung and precision."""
-    groups: dict[str, dict[str, Facts]] = {}
+    """Return every pair of neighbouring rungs among ``variants`` that differ in nothing but rung and precision, and
+    every rung with an option beside the same rung without it."""
+    groups: dict[str, dict[tuple[str, frozenset[str]], Facts]] = {}
     for facts in variants:
         engine = facts.settings["engine"]
         rung = engine.get("rung")
-        if rung not in ORDER or engine.get("faults") or facts.tok_s is None:
+        if rung not in MAIN + LIVE or engine.get("faults") or facts.tok_s is None:
             continue
         same = {key: facts.settings.get(key) for key in ("model", "drafter", "sampling", "prompts")}
         key = repr(sorted(same.items())) + repr(engine.get("threads")) + facts.device
-        group = groups.setdefault(key, {})
-        if rung not in group or group[rung].settings["engine"].get("overlap"):  # a rung without overlap goes first
-            group[str(rung)] = facts
+        options = frozenset(name for name in OPTIONS if engine.get(name))
+        groups.setdefault(key, {}).setdefault((str(rung), options), facts)
     steps = []
     for group in groups.values():
-        rungs = [rung for rung in ORDER if rung in group]
-        for lower, higher in pairwise(rungs):
-            steps.append(_step(lower, higher, group[lower], group[higher]))
+        plain: dict[str, Facts] = {}
+        for (rung, _), facts in sorted(group.items(), key=lambda item: len(item[0][1])):
+            plain.setdefault(rung, facts)
+        main, live = ([rung for rung in order if rung in plain] for order in (MAIN, LIVE))
+        stem = [rung for rung in main if rung != "persistent"][-1:]
+        for lower, higher in [*pairwise(main), *pairwise([*stem, *live])]:
+            steps.append(_step(lower, higher, plain[lower], plain[higher]))
+        for (rung, options), facts in group.items():
+            if options and plain[rung] is not facts:
+                steps.append(_step(rung, rung, plain[rung], facts))
     return tuple(steps)
 
 
@@ -113,53 +150,104 @@ def _step(low_rung: str, high_rung: str, lower: Facts, higher: Facts) -> LadderS
     if found is None:
         why = "the lower rung's trace holds no kernels"
         return LadderStep(lower.variant, higher.variant, now, measured, None, (), why)
-    steps = len(lower.steps)
-    per_step = {one.name: one.total_ns / steps for one in lower.accounting.causes}
-    kernels = sum(one.per_step for one in found.classes)
-    removed = _removed(lower, low_rung, high_rung, per_step)
-    if higher.settings["engine"].get("overlap") and not lower.settings["engine"].get("overlap"):
-        removed.setdefault("launch-gap", per_step.get("launch-gap", 0.0))
-    if "launch-gap" in removed and high_rung in ("graph", "fused"):
-        removed["launch-gap"] = _gaps_gone(lower, high_rung, removed["launch-gap"], kernels)
+    per_step = _per_step(lower)
+    climbed = _climbed(low_rung, high_rung)
+    removed = _removed(lower, climbed, per_step)
+    for option, causes in OPTIONS.items():
+        if higher.settings["engine"].get(option) and not lower.settings["engine"].get(option):
+            removed |= {cause: per_step.get(cause, 0.0) for cause in causes if cause not in removed}
     if lower.floor and higher.floor:
         # Another precision reads other bytes; expanded weights are not in the floor.
         fewer = (lower.floor.target_bytes - higher.floor.target_bytes) / lower.floor.bytes_per_s * 1e9
         if abs(fewer) > 1e-3 * per_step.get("floor", 0.0):
             removed["floor"] = fewer
-    wall = lower.wall_ns / steps
+    if not any(removed.values()) and low_rung != high_rung and high_rung not in REMOVES:
+        why = "the higher rung is there to remove no loss of the lower one"
+        return LadderStep(lower.variant, higher.variant, now, measured, None, (), why)
+    wall = sum(per_step.values())
     left = max(wall - sum(removed.values()), 0.05 * wall)
     value = now.value * wall / left
     # What is removed is seldom removed whole: half of it is the lower bound.
     half = now.value * wall / max(wall - 0.5 * sum(removed.values()), 0.05 * wall)
     predicted = Quantity(value, now.unit, "modelled", min(half, value), max(half, value), "loss removed, all else kept")
-    return LadderStep(lower.variant, higher.variant, now, measured, predicted, tuple(removed.items()))
+    beside = _beside(per_step, removed, _per_step(higher)) if higher.split is not None else ()
+    return LadderStep(lower.variant, higher.variant, now, measured, predicted, tuple(removed.items()), beside=beside)
 
 
-def _removed(lower: Facts, low_rung: str, high_rung: str, per_step: dict[str, float]) -> dict[str, float]:
-    """Return ns a step by cause that all rungs from ``low_rung`` up to ``high_rung`` remove."""
+def _per_step(facts: Facts) -> dict[str, float]:
+    return {one.name: one.total_ns / len(facts.steps) for one in facts.accounting.causes}
+
+
+def _beside(
+    before: dict[str, float], removed: dict[str, float], after: dict[str, float]
+) -> tuple[tuple[str, float], ...]:
+    """Return what the higher rung has more of each cause than the prediction left of it, above TOLD of its step."""
+    more = {
+        name: after.get(name, 0.0) - before.get(name, 0.0) + removed.get(name, 0.0) for name in before | after | removed
+    }
+    least = TOLD * sum(after.values())
+    return tuple(sorted(((name, ns) for name, ns in more.items() if abs(ns) >= least), key=lambda one: -abs(one[1])))
+
+
+def _climbed(low_rung: str, high_rung: str) -> tuple[str, ...]:
+    """Return the rungs from above ``low_rung`` up to ``high_rung``; none where they are the same."""
     if low_rung in MAIN and high_rung in MAIN:
-        climbed = MAIN[MAIN.index(low_rung) + 1 : MAIN.index(high_rung) + 1]
-    else:
-        climbed = (high_rung,)
-    causes = dict.fromkeys(cause for rung in climbed for cause in REMOVES.get(rung, ()))
-    removed = {cause: per_step.get(cause, 0.0) for cause in causes}
-    copies = removed.pop("over-fetch by copies", None)
-    if copies is not None and "over-fetch" not in removed and lower.split is not None:
-        # Fused kernels read experts in place; how wide they read them stays until the packed rung.
-        found = lower.split
-        own = {one.name for one in found.classes if one.kind == "device-copy"}
-        removed["over-fetch"] = sum(loss.ns for loss in found.of("over-fetch") if loss.source in own) / found.steps
+        return MAIN[MAIN.index(low_rung) + 1 : MAIN.index(high_rung) + 1]
+    return () if low_rung == high_rung else (high_rung,)
+
+
+def _removed(lower: Facts, climbed: tuple[str, ...], per_step: dict[str, float]) -> dict[str, float]:
+    """Return ns a step by cause that all rungs of ``climbed`` remove."""
+    whole: dict[str, None] = {}
+    parts: dict[str, float] = {}
+    for rung in climbed:
+        for entry in REMOVES.get(rung, ()):
+            cause, _, part = entry.partition(" of ")
+            if entry == "over-fetch by copies":
+                # Fused kernels read experts in place; how wide they read them stays until the packed rung.
+                parts["over-fetch"] = _of_kinds(lower, "over-fetch", {"device-copy"})
+            elif part:
+                kinds = _kinds(lower, cause)
+                own = {"product"} if part == "products" else kinds - {"product"}
+                parts[cause] = parts.get(cause, 0.0) + _of_kinds(lower, cause, own)
+            else:
+                whole.setdefault(cause)
+    removed = {cause: per_step.get(cause, 0.0) for cause in whole} | {
+        cause: ns for cause, ns in parts.items() if cause not in whole
+    }
+    if "launch-gap" in removed and "persistent" not in climbed:
+        _keep_gaps(lower, climbed, removed)
     return removed
 
 
-def _gaps_gone(lower: Facts, high_rung: str, gaps: float, kernels: float) -> float:
-    """Return what of the gaps between kernels the higher rung is without: as a graph all but a node's gap each, fused
-    those of the kernels that vanish."""
-    found = lower.split
+def _kinds(facts: Facts, cause: str) -> set[str]:
+    return {kind_of(loss.source) for loss in facts.split.of(cause)} if facts.split else set()
+
+
+def _of_kinds(facts: Facts, cause: str, kinds: set[str]) -> float:
+    """Return ns a step of ``cause`` in kernels of ``kinds``."""
+    found = facts.split
     if found is None:
         return 0.0
-    if high_rung == "graph":
-        return max(0.0, gaps - NODE_GAP_NS * kernels)
-    names = {loss.source for loss in found.of("small-kernels")}
+    own = {one.name for one in found.classes if one.kind in kinds}
+    return sum(loss.ns for loss in found.of(cause) if loss.source in own) / found.steps
+
+
+def _keep_gaps(lower: Facts, climbed: tuple[str, ...], removed: dict[str, float]) -> None:
+    """Keep of ``removed`` the gaps between kernels that remain: all but those of kernels that vanish, and as a graph a
+    node's gap each."""
+    found = lower.split
+    if found is None:
+        return
+    kernels = sum(one.per_step for one in found.classes)
+    names = {loss.source for loss in found.of("small-kernels")} if "fused" in climbed else set()
     gone = sum(one.per_step for one in found.classes if one.name in names)
-    return gaps * gone / kernels if kernels else 0.0
+    gaps = removed["launch-gap"]
+    if "graph" in climbed:
+        removed["launch-gap"] = max(0.0, gaps - NODE_GAP_NS * (kernels - gone))
+    else:
+        removed["launch-gap"] = gaps * gone / kernels if kernels else 0.0
+    if "graph" in climbed and "small-kernels" not in removed and not found.mapping.identity:
+        # A node's gap holds what a short kernel's record holds too long, as in every graph that was traced.
+        own = found.timeline.ns[found.timeline.row >= 0].astype(np.float64)
+        removed["small-kernels"] = float(node_overhead(own).sum()) / max(len(found.timeline.steps), 1)
