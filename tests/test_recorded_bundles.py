@@ -1,5 +1,6 @@
 """All bundles and traces that the repository holds, and those beside it: their causes add up."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from workbench.commands.demo import recorded_folder
 from workbench.diagnose.attached import Attached, attached
 from workbench.diagnose.facts import Facts
+from workbench.diagnose.ladder import ladder
 from workbench.ingest.bundle import ingest_kineto
 from workbench.trace.bundle import Bundle
 from workbench.trace.check import check_bundle
@@ -63,6 +65,7 @@ def test_the_repository_holds_a_recording_for_each_use() -> None:
     assert {path.name for path in TIMED} >= {
         "gpt-oss-20b-h200",
         "gpu-h200",
+        "ladder-gpt-oss-20b-h200",
         "versus-sglang-gpt-oss-20b-h200",
         "sglang-qwen3-30b-dflash-h200",
     }
@@ -184,3 +187,85 @@ def test_bytes_of_a_verified_block_say_how_many_experts_it_chose() -> None:
     assert found.period is not None
     assert found.period.value == pytest.approx(7.7, rel=0.02)
     assert not {finding.id for finding in found.findings} & {"byte-model-mismatch", "over-fetch"}
+
+
+LADDER = "ladder-gpt-oss-20b-h200"
+"""All rungs on one H200 in one run, eager torch to one launch a step."""
+
+
+@pytest.fixture(scope="module")
+def rungs() -> Iterator[dict[str, Facts]]:
+    with Bundle.open(recorded_folder() / LADDER) as bundle:
+        yield {record.name: Facts(bundle, record.name) for record in bundle.manifest.variants}
+
+
+def test_the_ladder_climbs_from_eager_to_two_thirds_of_the_roof(rungs: dict[str, Facts]) -> None:
+    speeds = {name: facts.tok_s.value for name, facts in rungs.items() if facts.tok_s}
+    assert len(speeds) == 19
+    for name, tok_s in {
+        "eager": 18.2,
+        "graph": 122.1,
+        "fused": 337.6,
+        "fp4": 465.0,
+        "splitk": 479.1,
+        "persistent": 780.1,
+        "persistent-ahead": 830.3,
+        "persistent-8-ahead": 1310.0,
+    }.items():
+        assert speeds[name] == pytest.approx(tok_s, rel=0.002), name
+    accounting = rungs["persistent-ahead"].accounting
+    floor = next(cause for cause in accounting.causes if cause.name == "floor")
+    assert accounting.share(floor) >= 0.65
+
+
+def test_bytes_of_every_rung_are_those_of_the_model_with_what_it_holds_wider(rungs: dict[str, Facts]) -> None:
+    for name, facts in rungs.items():
+        measured, floor = facts.step_counters.read_bytes, facts.floor
+        assert measured is not None
+        assert floor is not None
+        assert (floor.expanded_bytes > 0) == (name.split("-")[0] in ("eager", "graph", "fused"))
+        known = floor.target_bytes + floor.draft_bytes + floor.expanded_bytes
+        assert measured / known == pytest.approx(1, abs=0.03), name
+
+
+def test_running_ahead_and_overlap_change_no_text(rungs: dict[str, Facts]) -> None:
+    bundle = rungs["persistent"].bundle
+    texts = {
+        name: set(
+            bundle.query(
+                "SELECT DISTINCT output_sha256 FROM sequences WHERE variant = ? AND output_sha256 IS NOT NULL", [name]
+            )
+            .column(0)
+            .to_pylist()
+        )
+        for name in rungs
+    }
+    assert texts["persistent"]
+    for name, other in (
+        ("persistent", "persistent-ahead"),
+        ("persistent-8", "persistent-8-ahead"),
+        ("splitk", "splitk-overlap"),
+    ):
+        assert texts[name] == texts[other], name
+    watched = {row.variant for row in bundle.manifest.perturbation}
+    assert watched == set(rungs)  # what each instrument cost, for each variant
+
+
+def test_the_ladder_predicts_where_rungs_differ_in_what_they_remove(rungs: dict[str, Facts]) -> None:
+    steps = {(step.lower, step.higher): step for step in ladder([rungs[name] for name in rungs])}
+    for pair in (
+        ("eager", "graph"),
+        ("fused", "fp4"),
+        ("fp4", "splitk"),
+        ("splitk", "splitk-overlap"),
+        ("livequant-naive", "livequant-fused"),
+        ("persistent", "persistent-ahead"),
+        ("fused-8", "splitk-8"),
+        ("persistent-8", "persistent-8-ahead"),
+    ):
+        error = steps[pair].error
+        assert error is not None
+        assert abs(error) <= 0.1, pair
+    # The rest differ in more than what is removed, and it is said in what.
+    for pair in (("graph", "fused"), ("splitk", "persistent")):
+        assert steps[pair].differs.startswith("compute -"), pair
