@@ -26,6 +26,7 @@ RUN = [
     "case-studies/sglang-gpt-oss-20b.md",
     "case-studies/persistent-beside-sglang.md",
     "case-studies/one-step-six-signals.md",
+    "case-studies/the-ladder.md",
     "case-studies/dflash-on-a-moe.md",
     "how-to/profile-sglang.md",
     "how-to/attach.md",
