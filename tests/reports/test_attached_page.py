@@ -50,7 +50,8 @@ def test_the_answer_comes_first_and_every_part_has_its_place(recorded: Bundle) -
         *("figures", "traffic", "findings", "verdict", "limits", "quality", "environment"),
     ]
     assert answer(watched) == (
-        "NVIDIA H200: 287 tok/s (measured), 20\xa0% of the roof (datasheet), in 40\xa0% of the time nothing moves."
+        "sglang on NVIDIA H200: 294 tok/s (measured), 20\xa0% of the roof (datasheet), in 41\xa0% of the time nothing "
+        "moves."
     )
     assert warnings(watched) == ()
     assert [one.title for one in top(watched)] == ["The device waits", "Kernels move little"]
@@ -62,12 +63,12 @@ def test_figures_show_steps_sample_by_sample_and_every_burst(recorded: Bundle, t
     zoom, bursts = (_figure(text, name) for name in ("traffic-zoom", "traffic-bursts"))
     samples, *levels = zoom["data"]
     assert len(samples["x"]) == pytest.approx(3000, abs=5)  # 30 ms at 10 us
-    assert [level["y"][0] for level in levels] == [981.0, 4800.0]
+    assert [level["y"][0] for level in levels] == [978.4, 4800.0]
     starts = [shape["x0"] for shape in zoom["layout"]["shapes"]]
     assert len(starts) in (8, 9)
-    assert {round(b - a, 2) for a, b in pairwise(starts)} == {3.46}
-    assert len(bursts["data"]) == 3 + 2
-    assert bursts["data"][-1]["x"][1] == pytest.approx(0.9, abs=0.01)
+    assert {round(b - a, 2) for a, b in pairwise(starts)} == {3.47}
+    assert len(bursts["data"]) == 4 + 2
+    assert bursts["data"][-1]["x"][1] == pytest.approx(1.2, abs=0.01)
 
 
 def _figure(text: str, name: str) -> Any:
@@ -81,7 +82,7 @@ def test_every_format_and_verb_says_the_same(tmp_path: Path) -> None:
     page = run.invoke(app, ["report", str(GPT_OSS), "--format", "md", "-o", "-"])
     assert page.exit_code == 0, page.output
     assert "| bytes read a step | 3.728 GB *measured*" in page.stdout
-    assert "- **The device waits** (major), +193 tok/s (72.2 to 193) *estimated*:" in page.stdout
+    assert "- **The device waits** (major), +204 tok/s (75.8 to 204) *estimated*:" in page.stdout
     assert "watched-from-outside" in page.stdout
     said = [
         json.loads(run.invoke(app, words).stdout)
@@ -96,8 +97,8 @@ def test_every_format_and_verb_says_the_same(tmp_path: Path) -> None:
     assert said[0]["verdict"]["checks"][0]["id"] == "counter-bursts"
     for verb in ("show", "diagnose"):
         text = run.invoke(app, [verb, str(GPT_OSS)]).stdout
-        assert "287 tok/s (measured)" in text
-        assert "1. The device waits [device-idle] major, confidence medium, +193 tok/s (72.2 to 193), estimated" in text
+        assert "294 tok/s (measured)" in text
+        assert "1. The device waits [device-idle] major, confidence medium, +204 tok/s (75.8 to 204), estimated" in text
         assert "not said: where decode steps begin and end (watched-from-outside)" in text
         assert "profiler was on" not in text
 
