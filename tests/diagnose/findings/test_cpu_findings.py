@@ -176,3 +176,14 @@ def test_growth_is_looked_for_within_sequences() -> None:
     assert growth(apart) is None
     assert growth(rising[:1]) is not None
     assert growth([(context, np.where((context > 20) & (context < 40), 2e6, 1e6))]) is None
+
+
+def test_a_variant_that_reads_more_experts_is_no_twin(make_bundle: Make) -> None:
+    clean, slow = run("clean", first=100), run(slower=1.3)
+    for tables, experts in ((clean, [4, 4]), (slow, [6, 6])):
+        for row in tables["steps"]:
+            row["experts"] = experts
+    assert "slower-than-twin" not in found(make_bundle, clean, slow)
+    for row in clean["steps"]:
+        row["experts"] = [6, 6]
+    assert "slower-than-twin" in found(make_bundle, clean, slow)

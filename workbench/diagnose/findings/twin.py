@@ -14,6 +14,7 @@ from workbench.diagnose.host_use import own_ns
 from workbench.diagnose.numbers import percent, significant
 from workbench.diagnose.operators import Ran, ran_by_name
 from workbench.diagnose.prompt_jackknife import Interval, positive
+from workbench.diagnose.steps import load_steps
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
 
@@ -30,6 +31,9 @@ STRETCHES = 8
 
 MORE = 0.04
 """Share of what runs in a step that must be more than in the twin, where the clock is too noisy to tell."""
+
+SAME = 0.03
+"""Share by which tokens scored and experts read may differ for two variants to do the same work."""
 
 _PAIRED = """
 WITH own AS (
@@ -66,7 +70,9 @@ def slower_than_twin(facts: Facts, others: Sequence[Finding]) -> list[Finding]:
     found = [
         one
         for peer in peers(facts.bundle, facts.variant)
-        if peer.differs <= {"prompts"} and (one := _difference(facts.bundle, facts.variant, peer.name)) is not None
+        if peer.differs <= {"prompts"}
+        and _same_work(facts, peer.name)
+        and (one := _difference(facts.bundle, facts.variant, peer.name)) is not None
     ]
     certain = [
         one
@@ -124,6 +130,16 @@ def slower_than_twin(facts: Facts, others: Sequence[Finding]) -> list[Finding]:
             location=extra[0][0].name if extra else "",
         )
     ]
+
+
+def _same_work(facts: Facts, twin: str) -> bool:
+    """Return whether steps of both score as many tokens and read as many experts: drafts that are alike choose fewer,
+    and such a step has less to do."""
+    own, other = facts.steps, load_steps(facts.bundle, twin, facts.time_pass)
+    if not len(own) or not len(other):
+        return False
+    pairs = ((own.width, other.width), (own.experts, other.experts))
+    return all(abs(float(b.mean()) / float(a.mean()) - 1) <= SAME if a.mean() else True for a, b in pairs)
 
 
 def _disturbed(facts: Facts, twin: str) -> bool:
