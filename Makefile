@@ -31,7 +31,7 @@ screenshots: .venv-test/.installed
 	    .venv-test/bin/workbench demo --out build/screenshots/demo; }
 	.venv-test/bin/python tests/dashboards/take_screenshots.py "$(RUNS)"
 
-# The README's picture, one step, docs/images/six-signals.png: from the recording that `workbench demo` unpacks.
+# The pictures of recorded runs, docs/images/six-signals.png and ladder.png: from what `workbench demo` unpacks.
 pictures: .venv-test/.installed
 	.venv-test/bin/python tests/docs/take_pictures.py
 
