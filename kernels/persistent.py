@@ -135,8 +135,8 @@ def inter_scale(shape: StepShape) -> float:
     return scale
 
 
-def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
-    """The kernel's compile-time configuration."""
+def shape_macros(shape: StepShape) -> dict[str, nvrtc.Macro]:
+    """What every persistent step is compiled for, whatever its plan."""
     return {
         "LAYERS": shape.layers,
         "HIDDEN": shape.hidden,
@@ -151,6 +151,13 @@ def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
         "LIMIT": float(shape.limit),
         "ALPHA": float(shape.alpha),
         "INTER_SCALE": inter_scale(shape),
+    }
+
+
+def macros(shape: StepShape, plan: StepPlan) -> dict[str, nvrtc.Macro]:
+    """The kernel's compile-time configuration."""
+    return {
+        **shape_macros(shape),
         "GRID": plan.grid,
         "WARPS": plan.warps,
         "STAGES": plan.stages,

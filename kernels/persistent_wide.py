@@ -17,7 +17,7 @@ from workbench.errors import InputError, UnfitError
 from workbench.kernels import nvrtc
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
-from workbench.kernels.persistent import inter_scale
+from workbench.kernels.persistent import shape_macros
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
 
 MAX_TOKENS = 8
@@ -166,19 +166,7 @@ def make_wide_plan(
 def macros(shape: StepShape, plan: WidePlan) -> dict[str, nvrtc.Macro]:
     """The kernel's compile-time configuration."""
     return {
-        "LAYERS": shape.layers,
-        "HIDDEN": shape.hidden,
-        "HEADS": shape.heads,
-        "KV_HEADS": shape.kv_heads,
-        "HEAD_DIM": shape.head_dim,
-        "EXPERTS": shape.experts,
-        "TOPK": shape.top_k,
-        "INTER": shape.inter,
-        "VOCAB": shape.vocab,
-        "EPS": float(shape.eps),
-        "LIMIT": float(shape.limit),
-        "ALPHA": float(shape.alpha),
-        "INTER_SCALE": inter_scale(shape),
+        **shape_macros(shape),
         "TOKENS": plan.tokens,
         "GRID": plan.grid,
         "WARPS": plan.warps,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from workbench.errors import InputError, UnfitError
-from workbench.kernels import nvrtc, persistent_reference, persistent_wide, persistent_wide_bench
+from workbench.kernels import nvrtc, persistent, persistent_reference, persistent_wide, persistent_wide_bench
 from workbench.kernels.persistent_bench import GPT_OSS_20B, SMS, TINY, TWO_LAYERS
 from workbench.kernels.persistent_shape import rope_table
 from workbench.kernels.persistent_wide_reference import compare_trace, read_trace, reference_wide
@@ -97,7 +97,7 @@ def test_a_trace_is_read_as_the_kernel_writes_it_and_the_first_wrong_phase_is_fo
     model = persistent_reference.random_model(TINY, generator)
     keys, values = (torch.randn(2, 2, 16, 64, generator=generator).to(torch.bfloat16) for _ in range(2))
     want = reference_wide(TINY, model, [5, 6], 4, keys, values, rope_table(16, 64, 1e4)).trace
-    scale = persistent_wide.inter_scale(TINY)
+    scale = persistent.inter_scale(TINY)
     rows = []
     for layer in want:
         parts = []

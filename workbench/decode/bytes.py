@@ -50,6 +50,11 @@ def distinct_experts(experts: int, top_k: int, tokens: int) -> float:
     return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
+def share_of_one_token(share: float, tokens: int) -> float:
+    """Return k/E where ``tokens`` tokens touch ``share`` of the experts by ``distinct_experts``: its inverse."""
+    return float(1 - (1 - share) ** (1 / tokens))
+
+
 def step_bytes(
     spec: ModelSpec,
     policy: Policy,

@@ -7,6 +7,7 @@ at least all tokens of one sequence choose the same. What lies between the two i
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.decode.bytes import share_of_one_token
 from workbench.decode.presets import load_preset
 from workbench.errors import WorkbenchError
 from workbench.quantity import Quantity
@@ -52,8 +53,7 @@ class StepModel:
 def step_model(bundle: Bundle) -> StepModel | None:
     """Return the byte model of ``bundle``'s step; None where none was named.
 
-    Uniform routing reads 1 - (1 - k/E)^T of the experts for T tokens (``workbench.decode.bytes.distinct_experts``), so
-    the share that one token reads follows from the row itself.
+    The share of the experts that one token reads follows from the row itself (``workbench.decode.bytes``).
     """
     row = bundle.query(_ROWS).to_pylist()[0]
     if not row["total"]:
@@ -64,7 +64,7 @@ def step_model(bundle: Bundle) -> StepModel | None:
     experts, resident = float(row["experts"] or 0.0), float(row["resident"] or 0.0)
     low, note = total, f"one rank, verify width {width}"
     if width > 1 and resident > experts > 0:
-        one = 1 - (1 - experts / resident) ** (1 / (width * batch))
+        one = share_of_one_token(experts / resident, width * batch)
         low = total - experts + resident * (1 - (1 - one) ** batch)
         note += "; low: the tokens of a sequence choose the same experts, high: each token chooses on its own"
     read = Quantity(total, "B", "modelled", low=low, high=total, note=note)

@@ -7,6 +7,7 @@ the bound says, no step can need more than them.
 
 from dataclasses import replace
 
+from workbench.decode.bytes import share_of_one_token
 from workbench.decode.precision import TensorClass
 from workbench.diagnose.columns import load_columns
 from workbench.diagnose.floor import Floor, load_floor
@@ -49,10 +50,9 @@ def counted_floor(bundle: Bundle, variant: str, device: str, steps: Steps, *, co
 def _least(bundle: Bundle, variant: str) -> float | None:
     """Return the bytes of the experts that one token reads; None for steps of one token, which leave nothing open.
 
-    Uniform routing reads 1 - (1 - k/E)^T of all experts (``workbench.decode.bytes``): the share of one token follows.
+    Their share follows from that of all tokens (``workbench.decode.bytes``).
     """
     row = bundle.query(_EXPERTS, [variant, TensorClass.ROUTED_EXPERTS.value]).to_pylist()[0]
     if not row["read"] or not row["resident"] or row["width"] < 2 or row["read"] >= row["resident"]:
         return None
-    one: float = 1 - (1 - row["read"] / row["resident"]) ** (1 / row["width"])
-    return one * float(row["resident"])
+    return share_of_one_token(row["read"] / row["resident"], row["width"]) * float(row["resident"])

@@ -54,7 +54,7 @@ class SglangServer:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise UnfitError(f"engine.python: {session.python!r} cannot be run ({error.strerror})") from None
+            raise session.not_run(error) from None
         try:
             assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
             with suppress(BrokenPipeError):  # then it has ended, which is told below

@@ -79,13 +79,14 @@ class SglangSession:
                 [self.python, "-c", _LOOK], env=self.environment, capture_output=True, text=True, timeout=60
             )
         except OSError as error:
-            raise self._not_run(error) from None
+            raise self.not_run(error) from None
         except subprocess.TimeoutExpired:
             raise UnfitError(f"engine.python: {self.python!r} did not answer in 60 s", hint=INSTALL_HINT) from None
         if found.returncode:
             raise UnfitError(f"engine.python: {self.python!r} has no SGLang", hint=INSTALL_HINT)
 
-    def _not_run(self, error: OSError) -> UnfitError:
+    def not_run(self, error: OSError) -> UnfitError:
+        """Return what to raise where the interpreter could not be run."""
         return UnfitError(f"engine.python: {self.python!r} cannot be run ({error.strerror})", hint=INSTALL_HINT)
 
     def __enter__(self) -> Self:
@@ -102,7 +103,7 @@ class SglangSession:
                     start_new_session=True,
                 )
         except OSError as error:
-            raise self._not_run(error) from None
+            raise self.not_run(error) from None
         threading.Thread(target=self._read, daemon=True).start()
         try:
             self.versions = self._ask(START_TIMEOUT_S, do="start", engine=self.engine)

@@ -14,6 +14,7 @@ from workbench.decode.model import Block, Scores, Target
 from workbench.decode.rungs.decided import DecidedScores
 from workbench.decode.rungs.forward import AheadForward, Forward
 from workbench.decode.rungs.twin import twin
+from workbench.decode.rungs.wrapped import WrappedForward
 from workbench.decode.verify import Verdict
 
 BUSY_NS = 4_000_000
@@ -30,7 +31,7 @@ LAYER_NS = 500_000
 OFFSET_EVERY = 3
 
 
-class FaultyForward:
+class FaultyForward(WrappedForward):
     """Passes everything on to ``forward``, after the planted waits. ``items`` and ``uploads`` count them.
 
     ``item``: read one token back, so that the host waits until the drafts exist (sglang#28491 and kin).
@@ -51,36 +52,11 @@ class FaultyForward:
         sleep: bool = False,
         collect: bool = False,
     ) -> None:
-        self._forward, self._item, self._upload, self._busy, self._sleep = forward, item, upload, busy, sleep
+        super().__init__(forward)
+        self._item, self._upload, self._busy, self._sleep = item, upload, busy, sleep
         self._collect, self._steps = collect, 0
         self.items = self.uploads = 0
         self.positions: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """Committed positions."""
-        return self._forward.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        self._forward.length = value
-
-    @property
-    def device(self) -> torch.device:
-        """The forward's device."""
-        return self._forward.device
-
-    def caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The forward's caches."""
-        return self._forward.caches()
-
-    def prefill(self, tokens: Tensor) -> Scores:
-        """Run the prompt; faults are planted in steps only."""
-        return self._forward.prefill(tokens)
-
-    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
-        """Join them as the forward does."""
-        return self._forward.assemble(last, drafts)
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward, late."""
@@ -210,42 +186,20 @@ class OffsetDrafter:
         return Proposal((found.tokens + 1) % self._vocab, found.probs)
 
 
-class RecomputingForward:
+class RecomputingForward(WrappedForward):
     """Runs the whole sequence again in every step, as an engine does whose prefix cache never hits.
 
     The text is the same; what a step reads and computes grows with the context.
     """
 
     def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+        super().__init__(forward)
         self._run: list[int] = []
-
-    @property
-    def length(self) -> int:
-        """Committed positions."""
-        return self._forward.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        self._forward.length = value
-
-    @property
-    def device(self) -> torch.device:
-        """The forward's device."""
-        return self._forward.device
-
-    def caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The forward's caches."""
-        return self._forward.caches()
 
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt and remember it."""
         self._remember(tokens)
         return self._forward.prefill(tokens)
-
-    def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
-        """Join them as the forward does."""
-        return self._forward.assemble(last, drafts)
 
     def score(self, tokens: Tensor) -> Scores:
         """Run one verify forward from position 0."""

@@ -35,6 +35,7 @@ from workbench.decode.pipeline import Pipeline, build_pipeline
 from workbench.decode.rungs.fit import check_variants
 from workbench.decode.rungs.forward import Forward
 from workbench.decode.rungs.store import WeightStore
+from workbench.decode.rungs.wrapped import WrappedForward
 from workbench.errors import InputError, UnfitError
 from workbench.kernels.budget import Budget, save
 from workbench.kernels.persistent import PersistentEngine
@@ -167,33 +168,12 @@ class TimedDrafter:
         return proposal
 
 
-class TimedForward:
+class TimedForward(WrappedForward):
     """Passes everything on to ``forward`` and times its steps."""
 
     def __init__(self, forward: Forward, watch: Stopwatch) -> None:
-        self._forward, self._watch = forward, watch
-
-    @property
-    def length(self) -> int:
-        """Committed positions."""
-        return self._forward.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        self._forward.length = value
-
-    @property
-    def device(self) -> torch.device:
-        """The forward's device."""
-        return self._forward.device
-
-    def caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The forward's caches."""
-        return self._forward.caches()
-
-    def prefill(self, tokens: Tensor) -> Scores:
-        """Run the prompt."""
-        return self._forward.prefill(tokens)
+        super().__init__(forward)
+        self._watch = watch
 
     def assemble(self, last: Tensor, drafts: Tensor) -> Tensor:
         """Start the watch and pass on."""
