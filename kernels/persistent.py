@@ -7,6 +7,7 @@ Floor: ``StepShape.step_bytes`` over the measured read roof.
 """
 
 import ctypes
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -198,6 +199,41 @@ def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
     )
 
 
+def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros on ``device``. Raises UnfitError that names the tensor and its bytes where memory runs out."""
+    try:
+        return torch.zeros(extents, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        size = math.prod(extents) * dtype.itemsize
+        raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
+
+
+def require_device(device: torch.device | str) -> tuple[torch.device, int]:
+    """The device with its index, and its multiprocessors. Raises UnfitError where it is no sm_90 GPU."""
+    if not torch.cuda.is_available():
+        raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
+    chosen = torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+    properties = torch.cuda.get_device_properties(chosen)
+    if (properties.major, properties.minor) != (9, 0):
+        raise UnfitError(f"the decode step is built for sm_90a, not sm_{properties.major}{properties.minor}")
+    return chosen, properties.multi_processor_count
+
+
+def load_step(cubin: nvrtc.Cubin, grid: int, threads: int, smem_bytes: int, multiprocessors: int) -> nvrtc.Kernel:
+    """A step's kernel, ready to launch. Raises UnfitError where its CTAs cannot all be resident."""
+    if grid > multiprocessors:
+        raise UnfitError(f"{grid} CTAs cannot be co-resident on {multiprocessors} multiprocessors")
+    kernel = nvrtc.Kernel(cubin, smem_bytes=smem_bytes)
+    if kernel.ctas_per_sm(threads) < 1:
+        raise UnfitError(f"one CTA of {threads} threads, {smem_bytes} bytes does not fit a multiprocessor")
+    return kernel
+
+
+def error_text(flags: int) -> str:
+    """What a step's error flags say."""
+    return f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}"
+
+
 @dataclass(slots=True)
 class StepBuffers:
     """What a step reads and writes besides weights. ``state``: int32 token, position; ``sync``: counters, and at
@@ -230,32 +266,23 @@ def make_buffers(
     if tuple(rope.shape) != (capacity, shape.head_dim // 2, 2) or rope.dtype != torch.float32:
         raise InputError(f"rope must be fp32 {[capacity, shape.head_dim // 2, 2]}, not {rope.dtype} {list(rope.shape)}")
 
-    def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        try:
-            return torch.zeros(extents, dtype=dtype, device=device)
-        except torch.OutOfMemoryError as error:
-            size = dtype.itemsize
-            for extent in extents:
-                size *= extent
-            raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
-
     cache = (shape.layers, shape.kv_heads, capacity, shape.head_dim)
     lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
     counters = -(-(3 + shape.kv_heads) // 32) * 32 + 32
     behind = counters + STATE_WORDS
-    words = allocate("counters, state and routing", (behind + shape.layers * shape.top_k,), torch.int32)
+    words = allocate("counters, state and routing", (behind + shape.layers * shape.top_k,), torch.int32, device)
     return StepBuffers(
-        keys=allocate("key cache", cache, torch.bfloat16),
-        values=allocate("value cache", cache, torch.bfloat16),
+        keys=allocate("key cache", cache, torch.bfloat16, device),
+        values=allocate("value cache", cache, torch.bfloat16, device),
         rope=rope.to(device).contiguous(),
         windows=torch.tensor(shape.windows, dtype=torch.int32, device=device),
         state=words[counters : counters + 2],
-        scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
-        logits=allocate("logits", (shape.vocab,), torch.float32),
+        scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32, device),
+        logits=allocate("logits", (shape.vocab,), torch.float32, device),
         routing=words[behind:].view(shape.layers, shape.top_k),
         sync=words[:counters],
         words=words,
-        lanes=allocate("lanes", lanes, torch.int64),
+        lanes=allocate("lanes", lanes, torch.int64, device),
     )
 
 
@@ -308,27 +335,18 @@ class PersistentEngine:
         plan: StepPlan | None = None,
         device: torch.device | str = "cuda",
     ) -> None:
-        if not torch.cuda.is_available():
-            raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
-        )
-        properties = torch.cuda.get_device_properties(self.device)
-        if (properties.major, properties.minor) != (9, 0):
-            raise UnfitError(f"the decode step is built for sm_90a, not sm_{properties.major}{properties.minor}")
+        self.device, multiprocessors = require_device(device)
         self.shape, self.weights, self.capacity = shape, weights, capacity
-        self.plan = plan or make_plan(shape, properties.multi_processor_count)
-        if self.plan.grid > properties.multi_processor_count:
-            raise UnfitError(
-                f"{self.plan.grid} CTAs cannot be co-resident on {properties.multi_processor_count} multiprocessors"
-            )
+        self.plan = plan or make_plan(shape, multiprocessors)
         check_weights(shape, weights, self.device)
         self.buffers = make_buffers(shape, self.plan, capacity, rope, self.device)
-        self.kernel = nvrtc.Kernel(compile_step(shape, self.plan), smem_bytes=shared_bytes(shape, self.plan))
-        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
-            raise UnfitError(
-                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
-            )
+        self.kernel = load_step(
+            compile_step(shape, self.plan),
+            self.plan.grid,
+            self.plan.threads,
+            shared_bytes(shape, self.plan),
+            multiprocessors,
+        )
         self._args = step_arguments(weights, self.buffers, capacity)
 
     @property
@@ -367,7 +385,7 @@ class PersistentEngine:
         """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong."""
         if flags:
             self.buffers.sync.zero_()
-            raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")
+            raise UnfitError(error_text(flags))
 
 
 def weight_bytes(weights: StepWeights) -> int:
