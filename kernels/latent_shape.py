@@ -48,13 +48,13 @@ class LatentShape:
     def __post_init__(self) -> None:
         for name, value, multiple in (
             ("layers", self.layers, 1),
-            ("hidden", self.hidden, 128),
+            ("hidden", self.hidden, 512),
             ("heads", self.heads, 1),
             ("q_lora", self.q_lora, 128),
             ("nope", self.nope, 16),
             ("v_dim", self.v_dim, 16),
             ("heads * v_dim", self.heads * self.v_dim, 128),
-            ("index_dim", self.index_dim, 16),
+            ("index_dim", self.index_dim, 32),
             ("index_heads", self.index_heads, 1),
             ("experts", self.experts, 8),
             ("inter", self.inter, 64),

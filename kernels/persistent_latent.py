@@ -88,16 +88,20 @@ class LatentPlan:
         return self.warps * 32 + 32
 
 
-def tail_bytes(shape: LatentShape, warps: int, stages: int, pieces: int) -> int:
+def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: int) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up; the kernel is compiled against it (TAIL_BYTES)."""
-    widest = max(shape.hidden, shape.heads * shape.v_dim, shape.q_lora, shape.top_k * shape.inter + shape.shared_inter)
-    parts = pieces * warps * 16 + pieces * 16
-    return 4 * (widest + parts) + 16 * stages + 2048
+    vectors = 4 * max(shape.hidden, shape.heads * shape.v_dim)
+    down = 2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter))
+    act = max(vectors, down, 4 * warps * max(shape.kv_lora, shape.experts))
+    own = 2 * 4 * 16 * -(-shape.hidden // 16 // grid)
+    parts = 64 * pieces * warps
+    words = 5 * stages + 2 * TABLE_COLUMNS * 2 + 4 + pieces + 16 + 2 * warps + 8 + 2 * shape.latent
+    return act + own + parts + 4 * words + 128
 
 
 def shared_bytes(shape: LatentShape, plan: LatentPlan) -> int:
     """Dynamic shared memory of a launch, rounded up."""
-    return plan.stages * STAGE_BYTES + tail_bytes(shape, plan.warps, plan.stages, plan.pieces)
+    return plan.stages * STAGE_BYTES + tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces)
 
 
 def make_plan(
@@ -106,7 +110,7 @@ def make_plan(
     *,
     warps: int = 16,
     stages: int | None = None,
-    pieces: int = 8,
+    pieces: int = 12,
     in_flight: int = 3,
     prefetch_bytes: int = 0,
     lanes: bool = False,
@@ -116,7 +120,7 @@ def make_plan(
     Raises InputError where the shape leaves a CTA without work or does not fit.
     """
     check_grid(shape, grid)
-    room = SHARED_BYTES - tail_bytes(shape, warps, 16, pieces)
+    room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, pieces)
     depth = min(16, room // STAGE_BYTES) if stages is None else stages
     if depth >= 3:
         plan = LatentPlan(grid, warps, depth, pieces, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
@@ -135,6 +139,7 @@ def check_grid(shape: LatentShape, grid: int) -> None:
         ("row tiles of hidden", shape.hidden // 16),
         ("row tiles of the low-rank projections", fewest),
         ("gate-up tiles of the chosen experts", shape.top_k * shape.inter // 8),
+        ("gate-up tasks of the dense FFN", shape.dense_inter // 2 if shape.dense_layers else grid),
     ):
         if tasks < grid:
             raise InputError(f"grid must be at most {tasks}, the {name}, not {grid}")
@@ -175,7 +180,7 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,
         "WATCHDOG_NS": plan.watchdog_ns,
-        "TAIL_BYTES": tail_bytes(shape, plan.warps, plan.stages, plan.pieces),
+        "TAIL_BYTES": tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces),
     }
 
 

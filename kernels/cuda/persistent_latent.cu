@@ -1,0 +1,1498 @@
+// One decode step of one rank of an MLA mixture-of-experts model in one launch, one token: embedding row to argmax.
+//
+// As persistent.cu: one CTA a multiprocessor, all co-resident; in each a producer lane streams the CTA's fixed share of every weight
+// of the step, in order, through one ring of shared-memory stages, and the consumer warps follow it phase by phase. A layer is
+//   low | query | absorb | attention | values | out (and router) | gate_up | down
+// eight exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words.
+//
+// Tags. A word is an fp32 number whose two lowest bits count the uses of its place, modulo 4 (the reader clears them: 22 bits of mantissa pass
+// between phases, the residual itself keeps 24). A reader polls until the tag is the one of this use. A place is written once a use, and its
+// uses follow one another without gaps (dense, expert and indexer layers count their own), so what a reader may find is this use's word or the
+// last one's. Nobody overwrites a word that is still to be read: a place of layer n + 1 is written after reading something that every CTA
+// publishes between its reads of layer n and that writing. Every CTA owns rows of the residual, so x_in, x_mid, and in layers with experts the
+// expert activations, come from all of them: each is such a point. Loads of a CTA are complete before its next named barrier, which stands before what
+// it publishes next. So a launch needs of its scratch only that it is left as the last launch left it, or all words 3 before the first.
+//
+// Who owns what:
+//   - a CTA owns row tiles of the hidden size, the same ones in out and down: it alone adds to these rows of the residual, in a fixed order, and
+//     publishes them. down sums over the chosen experts in the CTA, so no more than the rows themselves is exchanged;
+//   - GRID / HEADS CTAs serve a head: its rows of both absorbed halves, and a part of its cached positions each;
+//   - the router is linear up to the RMS factor: each CTA multiplies its rows with their router columns, one CTA an expert adds them up;
+//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
+//
+// Arithmetic: FP8 weights exact in fp16 (value * 2^-8) against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
+// (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
+//
+//   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
+//   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
+//   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
+//   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
+//   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
+#include "mxfp4.cuh"
+
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 0
+#endif
+#ifndef CLAIM
+#define CLAIM 1
+#endif
+#ifndef EVICT
+#define EVICT 1
+#endif
+#ifndef LANES
+#define LANES 0
+#endif
+#ifndef PREFETCH_BYTES
+#define PREFETCH_BYTES 0
+#endif
+#ifndef COLLECTIVE_NS
+#define COLLECTIVE_NS 0
+#endif
+#ifndef WATCHDOG_NS
+#define WATCHDOG_NS 200000000ull
+#endif
+
+namespace {
+
+constexpr int kConsumers = WARPS * 32;
+constexpr int kConsumerBarrier = 1;
+constexpr int kGroup = GRID / HEADS;  // CTAs of a head
+constexpr u32 kStageBytes = 17408;
+constexpr int kPerWarp = 32 / WARPS;  // of a full stage: 32 steps of FP8 or bf16, or 32 units of FP4
+constexpr u32 kUnitBytes = 2064;      // FP8: 16 rows x 128 columns in four steps, and two scales
+constexpr u32 kStageUnits = 8;
+constexpr u32 kStepBytes = 512;
+constexpr u32 kStageSteps = 32;
+constexpr u32 kHiddenUnits = HIDDEN / 128;
+constexpr u32 kLowUnits = Q_LORA / 128;
+constexpr u32 kOutUnits = HEADS * V_DIM / 128;
+constexpr u32 kLowRows = Q_LORA + KV_LORA + ROPE;
+constexpr u32 kLowTiles = kLowRows / 16;
+constexpr u32 kIndexTiles = INDEX_DIM > 0 ? INDEX_DIM / 16 + (INDEX_HEADS + 15) / 16 : 0;
+constexpr u32 kAllLowRows = kLowRows + 16 * kIndexTiles;
+constexpr int kQueryDim = NOPE + ROPE;
+constexpr u32 kQueryTiles = HEADS * kQueryDim / 16;
+constexpr u32 kIndexQueryTiles = INDEX_HEADS * INDEX_DIM / 16;
+constexpr u32 kAbsorbTiles = KV_LORA / 16;  // of a head
+constexpr u32 kAbsorbSteps = NOPE / 16;
+constexpr u32 kValueTiles = V_DIM / 16;  // of a head
+constexpr u32 kValueSteps = KV_LORA / 16;
+constexpr u32 kOutTiles = HIDDEN / 16;
+constexpr int kOwnTiles = (kOutTiles + GRID - 1) / GRID;
+constexpr u32 kUpTiles = INTER / 8;
+constexpr u32 kUpUnits = HIDDEN / 64;
+constexpr u32 kDownUnits = INTER / 64;
+constexpr u32 kDownStage = TOPK * kDownUnits;
+constexpr u32 kExpertTile = kDownUnits * mxfp4::kUnitBytes;  // of down: a row tile of one expert
+constexpr u32 kFeedParts = 4;
+constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
+constexpr int kRow = KV_LORA + ROPE;  // a cached position
+constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
+constexpr int kPartial = KV_LORA + 4;
+constexpr u32 kRouterPad = (GRID + 3) / 4 * 4;
+constexpr u32 kHeadTiles = VOCAB / 16;
+constexpr u32 kHeadSteps = HIDDEN / 16;
+constexpr int kWidest = HIDDEN > HEADS * V_DIM ? HIDDEN : HEADS * V_DIM;
+constexpr int kFeedMost = SHARED_INTER > DENSE_INTER ? SHARED_INTER : DENSE_INTER;
+constexpr int kVectorBytes = 2 * kWidest;
+constexpr int kDownBytes = 2 * (TOPK * INTER + kFeedMost);
+constexpr int kCombineBytes = WARPS * 4 * (KV_LORA > EXPERTS ? KV_LORA : EXPERTS);
+constexpr int kActPart = 2 * kVectorBytes > kDownBytes ? 2 * kVectorBytes : kDownBytes;
+constexpr int kActBytes = kActPart > kCombineBytes ? kActPart : kCombineBytes;
+constexpr int kPartFloats = PIECES * WARPS * 16;
+constexpr int kClaims = 32;
+constexpr int kTable = 20;
+constexpr float kNone = -1e30f;
+constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
+constexpr u32 kMaxPolls = 1u << 18;
+
+static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
+static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
+static_assert(HIDDEN % 512 == 0 && Q_LORA % 128 == 0 && HEADS * V_DIM % 128 == 0 && NOPE % 16 == 0 && V_DIM % 16 == 0, "tiles");
+static_assert(kAbsorbSteps <= kStageSteps && kValueSteps <= kStageSteps, "a tile of the absorbed halves fits a stage");
+static_assert(INTER % 64 == 0 && kDownStage <= 32, "a row tile of all chosen experts fits a stage");
+static_assert(SHARED_INTER % 128 == 0 && DENSE_INTER % 128 == 0, "units of the FFN");
+static_assert(EXPERTS % 8 == 0 && EXPERTS <= 512 && TOPK <= 8, "router");
+static_assert(kGroup >= 1 && kOutTiles >= GRID && kLowTiles >= GRID, "every CTA owns rows");
+static_assert(MOE_LAYERS == 0 || TOPK * kUpTiles >= GRID, "every CTA has an expert task");
+static_assert(DENSE_LAYERS == 0 || kDenseTiles * kFeedParts >= GRID, "every CTA has a task of the dense FFN");
+static_assert(kOwnTiles <= PIECES && (int)((kAbsorbTiles + kGroup - 1) / kGroup) <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES,
+              "pieces");
+static_assert(kPartFloats >= kConsumers / 128 * (KV_LORA + 4), "the joined parts of attention reuse the sums");
+static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
+
+struct Shared {
+  u64 full[STAGES];
+  u64 empty[STAGES];
+  u64 table[2][kTable];
+  u64 routed, spare;
+  int tag[STAGES];
+  int task[PIECES];
+  int expert[8];
+  float weight[8];
+  float sums[WARPS], peaks[WARPS];
+  int token, position, launches, dead;
+  alignas(16) u8 zero[16];
+  alignas(16) float own[kOwnTiles * 16];     // this CTA's rows of the residual
+  alignas(16) float scaled[kOwnTiles * 16];  // the same times the FFN norm's gain
+  alignas(16) float query[kRow];
+  alignas(16) float row[kRow];  // this position's latent and key, as the cache keeps them
+  alignas(16) u8 act[kActBytes];
+  alignas(16) float part[kPartFloats];
+};
+
+#ifdef TAIL_BYTES
+static_assert(sizeof(Shared) <= TAIL_BYTES, "the launch asks for too little shared memory");
+#endif
+
+enum Phase { kLow, kQuery, kAbsorb, kAttention, kValues, kOut, kGateUp, kDown, kPhases };
+enum Entry {
+  kA, kQb, kUk, kUv, kO, kAttentionNorm, kQueryNorm, kLatentNorm, kIndexNorm, kFfnNorm, kRouter, kCorrection, kUp, kBelow, kFeedUp, kFeedDown,
+  kCache, kIndexCache, kOrdinal, kOwner
+};
+
+struct Ring {
+  u32 base, full, empty;
+  u32 stage, parity;
+  u32 issued, late_stage, late_parity;
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
+  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
+  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
+};
+
+__device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  return value;
+}
+__device__ __forceinline__ float warp_max(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+// A power of two that puts a vector's largest element in [2^14, 2^15), and its inverse.
+struct Scale {
+  float factor, undo;
+};
+__device__ __forceinline__ Scale scale_of_peak(float peak) {
+  const u32 bits = __float_as_uint(peak);
+  const int shift = bits == 0 ? 0 : min(max(141 - (int)(bits >> 23), -112), 126);
+  return {__uint_as_float((u32)(shift + 127) << 23), __uint_as_float((u32)(127 - shift) << 23)};
+}
+
+// --- shares: the same for producer and consumers ----------------------------------------------------------------
+
+struct Share {
+  u32 low, high;
+};
+// Units of the low-rank projections: a tile has one or two owners.
+__device__ __forceinline__ Share low_share(bool owner) {
+  const u32 units = (kLowTiles + (owner ? kIndexTiles : 0)) * kHiddenUnits;
+  return {blockIdx.x * units / GRID, (blockIdx.x + 1) * units / GRID};
+}
+__device__ __forceinline__ Share own_tiles() { return {blockIdx.x * kOutTiles / GRID, (blockIdx.x + 1) * kOutTiles / GRID}; }
+// Cached positions [low, high) of the head that this CTA serves.
+__device__ __forceinline__ Share positions(int position) {
+  const u32 part = blockIdx.x % kGroup;
+  return {part * (u32)position / kGroup, (part + 1) * (u32)position / kGroup};
+}
+__device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEADS; }
+__device__ __forceinline__ u32 quarter(u32 part) { return part * kHiddenUnits / kFeedParts; }
+
+// --- the producer -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void await_stage(Ring& ring) {
+  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
+#if IN_FLIGHT > 0
+  if (ring.issued < IN_FLIGHT) {
+    ++ring.issued;
+  } else {
+    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
+    if (++ring.late_stage == STAGES) {
+      ring.late_stage = 0;
+      ring.late_parity ^= 1;
+    }
+  }
+#endif
+}
+__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
+  await_stage(ring);
+  ptx::mbar_expect(ring.full_bar(), bytes);
+  return ring.address();
+}
+__device__ __forceinline__ void stream_bytes(Ring& ring, const u8* source, u32 bytes, u64 policy) {
+  const u32 target = acquire_stage(ring, bytes);
+  ptx::bulk_load(target, source, bytes, ring.full_bar(), policy);
+  ring.next();
+}
+// Units [low, high) of tiles of per_tile units that lie one after another: no stage holds parts of two tiles.
+__device__ __forceinline__ void stream_units(Ring& ring, const u8* matrix, u32 low, u32 high, u32 per_tile, u64 policy) {
+  for (u32 at = low; at < high;) {
+    const u32 count = min(min(kStageUnits, per_tile - at % per_tile), high - at);
+    stream_bytes(ring, matrix + (u64)at * kUnitBytes, count * kUnitBytes, policy);
+    at += count;
+  }
+}
+// A row tile of an expert's gate-up: weights and scales are two runs.
+__device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 policy) {
+#pragma unroll 1
+  for (u32 at = 0; at < kUpUnits; at += 32) {
+    const u32 count = min(32u, kUpUnits - at);
+    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
+    ptx::bulk_load(target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
+    ptx::bulk_load(target + count * mxfp4::kUnitWeightBytes, source + kUpUnits * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes,
+                   count * mxfp4::kUnitScaleBytes, ring.full_bar(), policy);
+    ring.next();
+  }
+}
+
+struct Pointers {
+  const u8 *a, *qb, *uk, *uv, *out, *router, *up, *below, *feed_up, *feed_down, *cache;
+  bool owner;
+  __device__ __forceinline__ void load(const u64* entry) {
+    a = reinterpret_cast<const u8*>(entry[kA]);
+    qb = reinterpret_cast<const u8*>(entry[kQb]);
+    uk = reinterpret_cast<const u8*>(entry[kUk]);
+    uv = reinterpret_cast<const u8*>(entry[kUv]);
+    out = reinterpret_cast<const u8*>(entry[kO]);
+    router = reinterpret_cast<const u8*>(entry[kRouter]);
+    up = reinterpret_cast<const u8*>(entry[kUp]);
+    below = reinterpret_cast<const u8*>(entry[kBelow]);
+    feed_up = reinterpret_cast<const u8*>(entry[kFeedUp]);
+    feed_down = reinterpret_cast<const u8*>(entry[kFeedDown]);
+    cache = reinterpret_cast<const u8*>(entry[kCache]);
+    owner = entry[kIndexNorm] != 0;
+  }
+};
+
+// One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
+__device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
+  const u64 policy = EVICT ? ptx::policy_evict_first() : ptx::policy_evict_normal();
+  const u32 cta = blockIdx.x, sub = cta % kGroup, served = cta / kGroup;
+  const Share own = own_tiles();
+  u32 routed_parity = 0;
+  Pointers now, next;
+  next.load(table);
+#pragma unroll 1
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    now = next;
+    if (layer + 1 < LAYERS) next.load(table + (u64)(layer + 1) * kTable);
+    const bool dense = now.router == nullptr;
+    const Share low = low_share(now.owner);
+    stream_units(ring, now.a, low.low, low.high, kHiddenUnits, policy);
+    const u32 query_tiles = kQueryTiles + (now.owner ? kIndexQueryTiles : 0);
+#pragma unroll 1
+    for (u32 tile = cta; tile < query_tiles; tile += GRID)
+      stream_units(ring, now.qb, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, policy);
+    if (serves_head()) {
+#pragma unroll 1
+      for (u32 tile = sub; tile < kAbsorbTiles; tile += kGroup)
+        stream_bytes(ring, now.uk + (u64)(served * kAbsorbTiles + tile) * kAbsorbSteps * kStepBytes, kAbsorbSteps * kStepBytes, policy);
+      const Share cached = positions(position);
+#pragma unroll 1
+      for (u32 at = cached.low; at < cached.high; at += kStagePositions)
+        stream_bytes(ring, now.cache + (u64)at * kRow * 2, min(kStagePositions, cached.high - at) * kRow * 2, policy);
+#pragma unroll 1
+      for (u32 tile = sub; tile < kValueTiles; tile += kGroup)
+        stream_bytes(ring, now.uv + (u64)(served * kValueTiles + tile) * kValueSteps * kStepBytes, kValueSteps * kStepBytes, policy);
+    }
+    stream_units(ring, now.out, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, policy);
+    if (!dense)
+#pragma unroll 1
+      for (u32 tile = own.low; tile < own.high; ++tile) stream_bytes(ring, now.router + (u64)tile * 32 * EXPERTS, 32 * EXPERTS, policy);
+    const u32 feed_tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts;
+#pragma unroll 1
+    for (u32 task = cta; task < feed_tasks; task += GRID) {
+      const u32 tile = task / kFeedParts, part = task % kFeedParts;
+      stream_units(ring, now.feed_up, tile * kHiddenUnits + quarter(part), tile * kHiddenUnits + quarter(part + 1), kHiddenUnits, policy);
+    }
+    if (!dense) {
+      if (PREFETCH_BYTES > 0 && layer + 1 < LAYERS) {  // memory would idle until the experts are known
+        const Share following = low_share(next.owner);
+        const u32 bytes = min((u32)(PREFETCH_BYTES), (following.high - following.low) * kUnitBytes) / 16 * 16;
+        for (u32 at = 0; at < bytes; at += 16384) ptx::bulk_prefetch_l2(next.a + (u64)following.low * kUnitBytes + at, min(16384u, bytes - at));
+      }
+      ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
+      routed_parity ^= 1;
+#pragma unroll 1
+      for (u32 task = cta; task < TOPK * kUpTiles; task += GRID)
+        stream_expert(ring, now.up + ((u64)sh.expert[task / kUpTiles] * kUpTiles + task % kUpTiles) * (kUpUnits * mxfp4::kUnitBytes), policy);
+    }
+    const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
+#pragma unroll 1
+    for (u32 tile = own.low; tile < own.high; ++tile) {
+      if (!dense) {
+        const u32 target = acquire_stage(ring, TOPK * kExpertTile);
+#pragma unroll 1
+        for (u32 slot = 0; slot < TOPK; ++slot)
+          ptx::bulk_load(target + slot * kExpertTile, now.below + ((u64)sh.expert[slot] * kOutTiles + tile) * kExpertTile, kExpertTile,
+                         ring.full_bar(), policy);
+        ring.next();
+      }
+      if (feed_units > 0) stream_units(ring, now.feed_down, tile * feed_units, (tile + 1) * feed_units, feed_units, policy);
+    }
+  }
+  // The head: the first 5/8 of the tiles dealt, the others claimed one ahead, so that a slow multiprocessor does fewer.
+  auto issue = [&](u32 task) {
+#pragma unroll 1
+    for (u32 at = 0; at < kHeadSteps; at += kStageSteps) {
+      const u32 bytes = min(kStageSteps, kHeadSteps - at) * kStepBytes;
+      await_stage(ring);
+      sh.tag[ring.stage] = (int)task;
+      ptx::mbar_expect(ring.full_bar(), bytes);
+      ptx::bulk_load(ring.address(), head + ((u64)task * kHeadSteps + at) * kStepBytes, bytes, ring.full_bar(), policy);
+      ring.next();
+    }
+  };
+  constexpr u32 kRounds = CLAIM ? kHeadTiles / GRID * 5 / 8 : (kHeadTiles + GRID - 1) / GRID;
+#pragma unroll 1
+  for (u32 round = 0; round < kRounds; ++round)
+    if (round * GRID + cta < kHeadTiles) issue(round * GRID + cta);
+  if (CLAIM)
+#pragma unroll 1
+    for (u32 task = kRounds * GRID + ptx::add_relaxed(claims, 1); task < kHeadTiles;) {
+      const u32 following = kRounds * GRID + ptx::add_relaxed(claims, 1);
+      issue(task);
+      task = following;
+    }
+  await_stage(ring);
+  sh.tag[ring.stage] = -1;
+  ptx::mbar_arrive(ring.full_bar());
+  ring.next();
+}
+
+// --- tagged words -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void publish(u32* place, float value, u32 tag) { ptx::store_relaxed(place, (__float_as_uint(value) & ~3u) | tag); }
+__device__ __forceinline__ bool is_late(u32 word, u32 tag) { return (word & 3u) != tag; }
+__device__ __forceinline__ bool is_late(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 3u) != 0; }
+__device__ __forceinline__ float number(u32 word) { return __uint_as_float(word & ~3u); }
+__device__ __forceinline__ float4 numbers(const uint4& v) { return make_float4(number(v.x), number(v.y), number(v.z), number(v.w)); }
+
+// word[i] = load(i), again until all have the tag. All loads go before the first check.
+template <int COUNT, typename T, typename Load>
+__device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[COUNT], u32 tag, Load load) {
+  bool late = true;
+  for (u32 polls = 0; late; ++polls) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) word[i] = load(i);
+    late = false;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) late = late || is_late(word[i], tag);
+    if (late && (polls >= kMaxPolls || *reinterpret_cast<volatile int*>(&sh.dead))) {
+      atomicOr(error, 1u);
+      *reinterpret_cast<volatile int*>(&sh.dead) = 1;
+      break;
+    }
+  }
+}
+
+// --- the consumers --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void release_stage(const Ring& ring) {
+  __syncwarp();
+  if (((int)ptx::thread() & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
+}
+__device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * 16 + row];
+  return sum;
+}
+__device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, float high) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+  if ((lane & 3) == 0) {
+    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2)] = low;
+    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2) + 8] = high;
+  }
+}
+
+// Four FP8 weights as two registers of fp16: rows g and g + 8.
+__device__ __forceinline__ void decode_fp8(u32 word, u32& upper, u32& lower) {
+  upper = word & 0xbf80bf80u;
+  lower = ptx::select_bits(word << 1, word << 7, 0x80008000u) & 0xbf80bf80u;
+}
+
+// One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8 (in lanes with t = 0).
+__device__ __forceinline__ void take_fp8(Ring& ring, Shared& sh, u32 act, u32 count, float& low, float& high) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  const u32 zero = ptx::smem_addr(sh.zero), stage = ring.address();
+  uint4 w[kPerWarp], b[kPerWarp];
+  uint2 s[kPerWarp];
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 step = warp + i * WARPS, unit = step >> 2;
+    if (unit < count) b[i] = ptx::lds128(g == 0 ? act + unit * 256 + (step & 3) * 64 + t * 16 : zero);
+  }
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 step = warp + i * WARPS, unit = step >> 2;
+    if (unit < count) {
+      w[i] = ptx::lds128(stage + unit * kUnitBytes + (step & 3) * kStepBytes + lane * 16);
+      s[i] = ptx::lds64(stage + unit * kUnitBytes + 4 * kStepBytes);
+    }
+  }
+  release_stage(ring);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 unit = (warp + i * WARPS) >> 2;
+    if (unit < count) {
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      u32 a[4];
+      decode_fp8(w[i].x, a[0], a[1]);
+      decode_fp8(w[i].y, a[2], a[3]);
+      ptx::mma_f16(c, a, b[i].x, b[i].y);
+      decode_fp8(w[i].z, a[0], a[1]);
+      decode_fp8(w[i].w, a[2], a[3]);
+      ptx::mma_f16(c, a, b[i].z, b[i].w);
+      low = fmaf(c[0], __uint_as_float(s[i].x), low);
+      high = fmaf(c[2], __uint_as_float(s[i].y), high);
+    }
+  }
+  ring.next();
+}
+
+// Units [low, high) of tiles of per_tile units, as stream_units cuts them; act: the vector's first column. finish(first, tiles) runs when the
+// sums of up to PIECES tiles lie in sh.part. The caller syncs before act or part change.
+template <typename Finish>
+__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
+  for (u32 at = low; at < high;) {
+    const u32 first = at / per_tile, count = min((u32)PIECES, (high - 1) / per_tile - first + 1);
+    const u32 batch_end = min(high, (first + count) * per_tile);
+    float low_row = 0.0f, high_row = 0.0f;
+    int piece = 0;
+    while (at < batch_end) {
+      const u32 units = min(min(kStageUnits, per_tile - at % per_tile), batch_end - at);
+      take_fp8(ring, sh, act + at % per_tile * 256, units, low_row, high_row);
+      at += units;
+      if (at == batch_end || at % per_tile == 0) {
+        store_sums(sh, piece++, low_row, high_row);
+        low_row = high_row = 0.0f;
+      }
+    }
+    consumer_sync();
+    finish(first, (int)count);
+    if (batch_end < high) consumer_sync();
+  }
+}
+
+// One stage of steps (at most 32) of bf16 weights against two bf16 vectors, high and low, that start at act.
+__device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 steps, float (&c)[4]) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  const u32 b_base = g == 0 ? act + t * 8 : g == 1 ? act + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
+  const u32 b_step = g < 2 ? 32 : 0, stage = ring.address() + lane * 16;
+  uint4 a[kPerWarp];
+  uint2 b[kPerWarp];
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (warp + i * WARPS) * b_step);
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+  release_stage(ring);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+  ring.next();
+}
+
+// A pair of fp32 numbers as two bf16 numbers each: high, and what high leaves.
+__device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float y) {
+  const u16 x_high = ptx::to_bf16(x), y_high = ptx::to_bf16(y);
+  const u32 low = ptx::to_bf16(x - ptx::bf16_value(x_high)) | (u32)ptx::to_bf16(y - ptx::bf16_value(y_high)) << 16;
+  reinterpret_cast<u32*>(sh.act)[pair] = x_high | (u32)y_high << 16;
+  reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = low;
+}
+
+// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its units are the columns of one accumulator.
+struct Fp4Vector {
+  uint4 b[kPerWarp][2];
+  // unit i of this warp lies at act + i * stride
+  __device__ __forceinline__ void load(const Shared& sh, u32 act, u32 stride, u32 units) {
+    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+    const u32 zero = ptx::smem_addr(sh.zero);
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) {
+      const bool there = (u32)i < units;
+      b[i][0] = ptx::lds128(there && g == 2 * i ? act + i * stride + t * 16 : zero);
+      b[i][1] = ptx::lds128(there && g == 2 * i + 1 ? act + i * stride + 64 + t * 16 : zero);
+    }
+  }
+};
+// The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
+// scales lie.
+template <typename Weight, typename Scales>
+__device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 units, Weight weight, Scales scale, float& low, float& high) {
+  const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  uint4 w[kPerWarp];
+  u32 scales = 0;
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
+  if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
+  release_stage(ring);
+  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    if ((u32)i >= units) continue;
+    u32 a[4];
+    mxfp4::decode(w[i].x, a);
+    ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
+    mxfp4::decode(w[i].y, a);
+    ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
+    mxfp4::decode(w[i].z, a);
+    ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
+    mxfp4::decode(w[i].w, a);
+    ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
+  }
+  low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
+  high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+  ring.next();
+}
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+// --- vectors ----------------------------------------------------------------------------------------------------------
+
+template <int FLOATS>
+constexpr int kVectors = (FLOATS / 4 + kConsumers - 1) / kConsumers;  // float4 of a vector that a thread holds
+
+template <int FLOATS>
+__device__ __forceinline__ int vector_at(int i) {  // the last one again where there is none
+  return min((int)ptx::thread() + i * kConsumers, FLOATS / 4 - 1);
+}
+template <int FLOATS>
+__device__ __forceinline__ bool has_vector(int i) {
+  return (int)ptx::thread() + i * kConsumers < FLOATS / 4;
+}
+template <int FLOATS>
+__device__ __forceinline__ void await_vector(Shared& sh, u32* error, float4 (&x)[kVectors<FLOATS>], const u32* words, u32 tag) {
+  uint4 raw[kVectors<FLOATS>];
+  await_words(sh, error, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + 4 * vector_at<FLOATS>(i)); });
+#pragma unroll
+  for (int i = 0; i < kVectors<FLOATS>; ++i) x[i] = numbers(raw[i]);
+}
+template <int FLOATS>
+__device__ __forceinline__ void load_gain(uint2 (&gain)[kVectors<FLOATS>], const void* source) {
+#pragma unroll
+  for (int i = 0; i < kVectors<FLOATS>; ++i) gain[i] = reinterpret_cast<const uint2*>(source)[vector_at<FLOATS>(i)];
+}
+
+// Sum of squares and largest magnitude over the CTA; all consumers call it.
+__device__ __forceinline__ void reduce(Shared& sh, float& sum, float& peak) {
+  const int warp = (int)ptx::thread() >> 5;
+  sum = warp_sum(sum);
+  peak = warp_max(peak);
+  if (((int)ptx::thread() & 31) == 0) {
+    sh.sums[warp] = sum;
+    sh.peaks[warp] = peak;
+  }
+  consumer_sync();
+  sum = 0.0f;
+  peak = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) {
+    sum += sh.sums[w];
+    peak = fmaxf(peak, sh.peaks[w]);
+  }
+}
+__device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
+
+// RMSNorm in place: x becomes x * gain, the factor that is still to be applied is returned; peak: of x * gain.
+template <int FLOATS>
+__device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& peak) {
+  float sum = 0.0f;
+  peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVectors<FLOATS>; ++i)
+    if (has_vector<FLOATS>(i)) {
+      float4& v = x[i];
+      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+      v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
+      peak = fmaxf(peak, peak_of(v));
+    }
+  reduce(sh, sum, peak);
+  return rsqrtf(sum / FLOATS + (EPS));
+}
+// The vector times factor into sh.act as fp16, from float `at` on.
+template <int FLOATS>
+__device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors<FLOATS>], float factor, int at = 0) {
+#pragma unroll
+  for (int i = 0; i < kVectors<FLOATS>; ++i)
+    if (has_vector<FLOATS>(i))
+      reinterpret_cast<uint2*>(sh.act)[at / 4 + (int)ptx::thread() + i * kConsumers] =
+          make_uint2(ptx::pack_f16(x[i].x * factor, x[i].y * factor), ptx::pack_f16(x[i].z * factor, x[i].w * factor));
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+
+// A number as one that compares alike unsigned; NaN is the least.
+__device__ __forceinline__ u32 ordered(float value) {
+  const u32 bits = __float_as_uint(value);
+  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// The TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced` names, and their weights; one warp.
+// The producer goes as soon as the experts are known.
+__device__ __forceinline__ void choose_experts(Shared& sh, const float (&logit)[(EXPERTS + 31) / 32], const float (&correction)[(EXPERTS + 31) / 32],
+                                               const int* forced, float* scores) {
+  constexpr int kEach = (EXPERTS + 31) / 32;
+  const int lane = (int)ptx::thread() & 31;
+  u32 key[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const int e = lane + 32 * k;
+    key[k] = 0;
+    if (e < EXPERTS) {
+      const float score = 1.0f / (1.0f + __expf(-logit[k]));
+      scores[e] = score;
+      key[k] = ordered(score + correction[k]);
+    }
+  }
+  if (forced != nullptr) {
+    if (lane < TOPK) sh.expert[lane] = min(max(forced[lane], 0), EXPERTS - 1);
+  } else {
+#pragma unroll 1
+    for (int choice = 0; choice < TOPK; ++choice) {
+      u32 best = key[0], index = lane;
+#pragma unroll
+      for (int k = 1; k < kEach; ++k)
+        if (key[k] > best) {
+          best = key[k];
+          index = lane + 32 * k;
+        }
+      const u32 top = ptx::warp_max_u32(best);
+      index = min(ptx::warp_min_u32(best == top ? index : 0xffffffffu), (u32)EXPERTS - 1);
+#pragma unroll
+      for (int k = 0; k < kEach; ++k)
+        if (index == lane + 32 * k) key[k] = 0;
+      if (lane == 0) sh.expert[choice] = (int)index;
+    }
+  }
+  __syncwarp();
+  if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+  const float score = lane < TOPK ? scores[sh.expert[lane]] : 0.0f;
+  float total = 0.0f;
+#pragma unroll
+  for (int choice = 0; choice < TOPK; ++choice) total += __shfl_sync(0xffffffffu, score, choice);
+  if (lane < TOPK) sh.weight[lane] = score / total * (FACTOR);
+}
+
+__device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
+#endif
+}
+__device__ __forceinline__ void stamp_sm(u64* lanes) {
+#if LANES
+  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + kAttention) * 3 + 1] = ptx::smid();
+#endif
+}
+
+// What stands in for an all-reduce: the rows are held back.
+__device__ __forceinline__ void exchange() {
+#if COLLECTIVE_NS > 0
+  if (threadIdx.x == 0) {
+    const u64 start = ptx::globaltimer();
+    while (ptx::globaltimer() - start < (COLLECTIVE_NS)) {
+    }
+  }
+  consumer_sync();
+#endif
+}
+
+}  // namespace
+
+// Layouts: kernels/latent_shape.py. table u64 [LAYERS][20]: addresses and ordinals of each layer, in the order of Entry. forced int32
+// [forced_rows][MOE_LAYERS][TOPK] or null: the experts of position % forced_rows instead of the router's. rope fp32 [capacity][ROPE / 2] (cos, sin).
+// state: token, position, launches, unused; the step replaces the first two and counts the third. scratch: words, see the pointers below; all 3
+// before the first launch and after one that went wrong (then launches is 0 again). routing [MOE_LAYERS][TOPK]. sync, zero before the first launch and
+// after every good one: [1] arrivals at the end, [2] error (bit 0 a word did not come, bit 1 position beyond capacity, bit 2 token out of
+// range), [32] the head's claims. lanes u64 [GRID][LAYERS * 8 + 1][3]: %globaltimer when a phase may start, when its activation is there, when
+// its work is done; in place of the second of layer 0's attention %smid.
+extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
+latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u64* table, const int* forced, int forced_rows, const float* rope,
+            int capacity, int* state, u32* scratch, float* logits, int* routing, u32* sync, u64* lanes) {
+  u8* dynamic = ptx::dynamic_shared();
+  Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
+  int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
+  const int cta = blockIdx.x;
+  auto refresh = [&] {  // read anew, so that what is computed from it does not stay in registers from one phase to the next
+    tid = (int)ptx::thread();
+    warp = tid >> 5;
+    lane = tid & 31;
+  };
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
+
+  u32* low_parts = scratch;                                        // [2][kAllLowRows]
+  u32* query_words = low_parts + 2 * kAllLowRows;                  // [HEADS][NOPE + ROPE]
+  u32* absorbed = query_words + HEADS * kQueryDim;                 // [HEADS][KV_LORA]
+  u32* partials = absorbed + HEADS * KV_LORA;                      // [HEADS][kGroup][kPartial]: sums, maximum, denominator
+  u32* attended = partials + HEADS * kGroup * kPartial;            // [HEADS][V_DIM]
+  u32* x_mid = attended + HEADS * V_DIM;                           // [HIDDEN]
+  u32* x_in = x_mid + HIDDEN;                                      // [HIDDEN]
+  u32* router_parts = x_in + HIDDEN;                               // [EXPERTS][kRouterPad]
+  u32* router_sums = router_parts + EXPERTS * kRouterPad;          // [EXPERTS]
+  u32* inter = router_sums + EXPERTS;                              // [TOPK][INTER]
+  u32* feed_shared = inter + TOPK * INTER;                         // [4][2 SHARED_INTER]
+  u32* feed_dense = feed_shared + 2 * kFeedParts * SHARED_INTER;   // [4][2 DENSE_INTER]
+  u32* index_queries = feed_dense + 2 * kFeedParts * DENSE_INTER;  // [INDEX_HEADS][INDEX_DIM]: nobody chooses positions by them
+  float* best = reinterpret_cast<float*>(index_queries + INDEX_HEADS * INDEX_DIM);  // [GRID][2]
+  u32* error = sync + 2;
+
+  if (tid == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbar_init(ring.full + i * 8, 1);
+      ptx::mbar_init(ring.empty + i * 8, WARPS);
+    }
+    ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
+    ptx::mbar_init_fence();
+    sh.dead = 0;
+    sh.token = state[0];
+    sh.position = state[1];
+    sh.launches = state[2];
+  }
+  if (tid < 4) reinterpret_cast<u32*>(sh.zero)[tid] = 0;
+  if (tid < kTable) sh.table[0][tid] = table[tid];
+  __syncthreads();
+  const int position = sh.position;
+  const bool bad_token = (u32)sh.token >= VOCAB;
+  if (bad_token || (u32)position >= (u32)capacity) {  // the same in every CTA: nobody waits for anybody
+    if (tid == 0) atomicOr(error, bad_token ? 4u : 2u);
+    return;
+  }
+  if (warp == WARPS) {
+    if (lane == 0) produce(ring, sh, table, head, sync + kClaims, position);
+    return;
+  }
+
+  const u32 act = ptx::smem_addr(sh.act);
+  const Share own = own_tiles();
+  const int own_rows = (int)(own.high - own.low) * 16;
+  const int served = cta / kGroup, sub = cta % kGroup;
+  const u32 launches = (u32)sh.launches;
+  for (int i = tid; i < own_rows; i += kConsumers) sh.own[i] = ptx::bf16_value(embedding[(u64)sh.token * HIDDEN + own.low * 16 + i]);
+
+#pragma unroll 1
+  for (int layer = 0; layer < LAYERS; ++layer) {
+    const int record = layer * kPhases;
+    const u64* entry = sh.table[layer & 1];
+    const bool dense = entry[kRouter] == 0, owner = entry[kIndexNorm] != 0;
+    const u32 tag = (launches * LAYERS + layer) & 3u;
+    const u32 kind_tag = (launches * (dense ? DENSE_LAYERS : MOE_LAYERS) + (u32)entry[kOrdinal]) & 3u;
+    const u32 owner_tag = (launches * OWNERS + (u32)entry[kOwner]) & 3u;
+
+    // --- low: the low-rank projections of queries and latent, and the indexer's key ---
+    stamp(lanes, record + kLow, 0);
+    refresh();
+    float undo;
+    {
+      float4 x[kVectors<HIDDEN>];
+      uint2 gain[kVectors<HIDDEN>];
+      load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kAttentionNorm]));
+      if (layer == 0) {
+        uint2 raw[kVectors<HIDDEN>];
+        load_gain<HIDDEN>(raw, embedding + (u64)sh.token * HIDDEN);
+#pragma unroll
+        for (int i = 0; i < kVectors<HIDDEN>; ++i)
+          x[i] = make_float4(ptx::bf16_low(raw[i].x), ptx::bf16_high(raw[i].x), ptx::bf16_low(raw[i].y), ptx::bf16_high(raw[i].y));
+      } else {
+        await_vector<HIDDEN>(sh, error, x, x_in, (launches * LAYERS + layer - 1) & 3u);
+      }
+      float peak;
+      const float factor = normalise<HIDDEN>(sh, x, gain, peak);
+      const Scale scale = scale_of_peak(peak * factor);
+      store_f16<HIDDEN>(sh, x, factor * scale.factor);
+      undo = scale.undo * kFp8Bias;
+      if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
+      consumer_sync();
+    }
+    stamp(lanes, record + kLow, 1);
+    {
+      const Share low = low_share(owner);
+      consume_units(ring, sh, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
+        for (int item = tid; item < count * 16; item += kConsumers) {
+          const u32 tile = first + item / 16, row = first * 16 + item;
+          const bool starts = tile * kHiddenUnits >= low.low, ends = (tile + 1) * kHiddenUnits <= low.high;
+          const u32 mark = row < kLowRows ? tag : owner_tag;
+          publish(low_parts + (starts ? row : kAllLowRows + row), sum_part(sh, item / 16, item % 16) * undo, mark);
+          if (starts && ends) publish(low_parts + kAllLowRows + row, 0.0f, mark);
+        }
+      });
+    }
+    stamp(lanes, record + kLow, 2);
+
+    // --- query: up from the low rank ---
+    stamp(lanes, record + kQuery, 0);
+    refresh();
+    const u32 query_tiles = kQueryTiles + (owner ? kIndexQueryTiles : 0);
+    if ((u32)cta < query_tiles) {
+      float4 x[kVectors<Q_LORA>], more[kVectors<Q_LORA>];
+      uint2 gain[kVectors<Q_LORA>];
+      load_gain<Q_LORA>(gain, reinterpret_cast<const void*>(entry[kQueryNorm]));
+      await_vector<Q_LORA>(sh, error, x, low_parts, tag);
+      await_vector<Q_LORA>(sh, error, more, low_parts + kAllLowRows, tag);
+#pragma unroll
+      for (int i = 0; i < kVectors<Q_LORA>; ++i)
+        x[i] = make_float4(x[i].x + more[i].x, x[i].y + more[i].y, x[i].z + more[i].z, x[i].w + more[i].w);
+      float peak;
+      const float factor = normalise<Q_LORA>(sh, x, gain, peak);  // its barrier is also past every warp's product before
+      const Scale scale = scale_of_peak(peak * factor);
+      store_f16<Q_LORA>(sh, x, factor * scale.factor);
+      undo = scale.undo * kFp8Bias;
+      consumer_sync();
+      stamp(lanes, record + kQuery, 1);
+#pragma unroll 1
+      for (u32 tile = cta; tile < query_tiles; tile += GRID) {
+        consume_units(ring, sh, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, act, [&](u32 first, int) {
+          if (tid < 16) {
+            const float sum = sum_part(sh, 0, tid) * undo;
+            if (first < kQueryTiles)
+              publish(query_words + first * 16 + tid, sum, tag);
+            else
+              index_queries[(first - kQueryTiles) * 16 + tid] = __float_as_uint(sum);
+          }
+        });
+        if (tile + GRID < query_tiles) consumer_sync();
+      }
+    } else {
+      stamp(lanes, record + kQuery, 1);
+    }
+    stamp(lanes, record + kQuery, 2);
+
+    // --- absorb: the head's query through the key half of kv_b ---
+    stamp(lanes, record + kAbsorb, 0);
+    refresh();
+    if (serves_head()) {
+      consumer_sync();
+      const u32* words = query_words + served * kQueryDim;
+      for (int i = tid; i < NOPE / 4; i += kConsumers) {
+        uint4 raw[1];
+        await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(words + 4 * i); });
+        const float4 v = numbers(raw[0]);
+        store_split(sh, 2 * i, v.x, v.y);
+        store_split(sh, 2 * i + 1, v.z, v.w);
+      }
+      consumer_sync();
+      stamp(lanes, record + kAbsorb, 1);
+      int pieces = 0;
+#pragma unroll 1
+      for (u32 tile = sub; tile < kAbsorbTiles; tile += kGroup) {
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        take_bf16(ring, sh, act, kAbsorbSteps, c);
+        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
+      }
+      consumer_sync();
+      for (int item = tid; item < pieces * 16; item += kConsumers)
+        publish(absorbed + served * KV_LORA + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, item / 16, item % 16), tag);
+    } else {
+      stamp(lanes, record + kAbsorb, 1);
+    }
+    stamp(lanes, record + kAbsorb, 2);
+
+    // --- attention: a part of the head's cached positions; this position is the last part's ---
+    stamp(lanes, record + kAttention, 0);
+    refresh();
+    if (layer == 0) stamp_sm(lanes);
+    const bool index_writer = owner && cta == (HEADS * kGroup < GRID ? HEADS * kGroup : 0);
+    if (INDEX_DIM > 0 && index_writer && warp == WARPS - 1) {  // the indexer's key: norm, rotation, cache
+      constexpr int kEach = INDEX_DIM > 0 ? INDEX_DIM / 32 : 1;
+      u32 front[kEach], back[kEach];
+      const u32* words = low_parts + kLowRows;
+      await_words(sh, error, front, owner_tag, [&](int i) { return ptx::load_relaxed(words + lane + 32 * i); });
+      await_words(sh, error, back, owner_tag, [&](int i) { return ptx::load_relaxed(words + kAllLowRows + lane + 32 * i); });
+      float value[kEach], sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sum += value[i] = number(front[i]) + number(back[i]);
+      const float mean = warp_sum(sum) / (INDEX_DIM > 0 ? INDEX_DIM : 1);
+      float square = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) square = fmaf(value[i] - mean, value[i] - mean, square);
+      const float factor = rsqrtf(warp_sum(square) / (INDEX_DIM > 0 ? INDEX_DIM : 1) + (EPS));
+      const float* norm = reinterpret_cast<const float*>(entry[kIndexNorm]);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) value[i] = fmaf((value[i] - mean) * factor, norm[lane + 32 * i], norm[INDEX_DIM + lane + 32 * i]);
+      const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + lane) * 2);
+      const float first = value[0], second = value[kEach > 1 ? 1 : 0];
+      value[0] = first * turn.x - second * turn.y;
+      if (kEach > 1) value[1] = second * turn.x + first * turn.y;
+      u16* cache = reinterpret_cast<u16*>(entry[kIndexCache]) + (u64)position * INDEX_DIM;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) cache[lane + 32 * i] = ptx::to_bf16(value[i]);
+    }
+    if (serves_head()) {
+      const bool owns_current = sub == kGroup - 1;
+      if (owns_current) {  // its latent and key, as every head's last part computes them
+        uint4 front[1], back[1];
+        const bool takes = tid < kRow / 4;
+        const u32* words = low_parts + Q_LORA + 4 * min(tid, kRow / 4 - 1);
+        const uint2 gain = reinterpret_cast<const uint2*>(entry[kLatentNorm])[min(tid, KV_LORA / 4 - 1)];
+        await_words(sh, error, front, tag, [&](int) { return ptx::ldg128_relaxed(words); });
+        await_words(sh, error, back, tag, [&](int) { return ptx::ldg128_relaxed(words + kAllLowRows); });
+        const float4 a = numbers(front[0]), b = numbers(back[0]);
+        const float4 v = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+        float sum = tid < KV_LORA / 4 ? fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))) : 0.0f, peak = 0.0f;
+        reduce(sh, sum, peak);
+        const float factor = rsqrtf(sum / KV_LORA + (EPS));
+        if (tid < KV_LORA / 4)
+          *reinterpret_cast<float4*>(sh.row + 4 * tid) =
+              make_float4(v.x * factor * ptx::bf16_low(gain.x), v.y * factor * ptx::bf16_high(gain.x), v.z * factor * ptx::bf16_low(gain.y),
+                          v.w * factor * ptx::bf16_high(gain.y));
+        else if (takes)
+          *reinterpret_cast<float4*>(sh.row + 4 * tid) = v;
+        consumer_sync();
+        if (tid < ROPE / 2) {
+          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + tid) * 2);
+          float* key = sh.row + KV_LORA + tid;
+          const float first = key[0], second = key[ROPE / 2];
+          key[0] = first * turn.x - second * turn.y;
+          key[ROPE / 2] = second * turn.x + first * turn.y;
+        }
+        consumer_sync();
+        u16* cache = reinterpret_cast<u16*>(entry[kCache]) + (u64)position * kRow;
+        for (int i = tid; i < kRow; i += kConsumers) {
+          const u16 bits = ptx::to_bf16(sh.row[i]);
+          sh.row[i] = ptx::bf16_value(bits);
+          if (served == 0) cache[i] = bits;
+        }
+      }
+      const float to_log2 = 1.4426950408889634f * rsqrtf((float)kQueryDim);
+      for (int i = tid; i < KV_LORA / 4 + ROPE / 2; i += kConsumers) {
+        if (i < KV_LORA / 4) {
+          uint4 raw[1];
+          await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(absorbed + served * KV_LORA + 4 * i); });
+          const float4 v = numbers(raw[0]);
+          *reinterpret_cast<float4*>(sh.query + 4 * i) = make_float4(v.x * to_log2, v.y * to_log2, v.z * to_log2, v.w * to_log2);
+        } else {
+          const int pair = i - KV_LORA / 4;
+          const u32* words = query_words + served * kQueryDim + NOPE + pair;
+          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + pair) * 2);
+          u32 raw[2];
+          await_words(sh, error, raw, tag, [&](int n) { return ptx::load_relaxed(words + n * (ROPE / 2)); });
+          const float first = number(raw[0]), second = number(raw[1]);
+          sh.query[KV_LORA + pair] = (first * turn.x - second * turn.y) * to_log2;
+          sh.query[KV_LORA + ROPE / 2 + pair] = (second * turn.x + first * turn.y) * to_log2;
+        }
+      }
+      consumer_sync();
+      // A lane holds dimensions 128 c + 4 lane onwards of the latent, and the pair (lane, lane + 32) of the rotated part.
+      float q[16], out[16], maximum = kNone, denominator = 0.0f;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const float4 v = *reinterpret_cast<const float4*>(sh.query + 128 * c + 4 * lane);
+        q[4 * c] = v.x, q[4 * c + 1] = v.y, q[4 * c + 2] = v.z, q[4 * c + 3] = v.w;
+      }
+      const float q_first = sh.query[KV_LORA + lane], q_second = sh.query[KV_LORA + ROPE / 2 + lane];
+#pragma unroll
+      for (int d = 0; d < 16; ++d) out[d] = 0.0f;
+      auto absorb = [&](const float (&x)[16], float first, float second) {
+        float dot = fmaf(q_first, first, q_second * second);
+#pragma unroll
+        for (int d = 0; d < 16; ++d) dot = fmaf(q[d], x[d], dot);
+        dot = warp_sum(dot);
+        const float larger = fmaxf(maximum, dot), p = exp2f(dot - larger), rescale = exp2f(maximum - larger);
+        maximum = larger;
+        denominator = fmaf(denominator, rescale, p);
+#pragma unroll
+        for (int d = 0; d < 16; ++d) out[d] = fmaf(out[d], rescale, p * x[d]);
+      };
+      const Share cached = positions(position);
+#pragma unroll 1
+      for (u32 from = cached.low; from < cached.high; from += kStagePositions) {
+        const u32 count = min(kStagePositions, cached.high - from);
+        ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll 1
+        for (u32 p = warp; p < count; p += WARPS) {
+          const u32 at = ring.address() + p * kRow * 2;
+          float x[16];
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const uint2 raw = ptx::lds64(at + (128 * c + 4 * lane) * 2);
+            x[4 * c] = ptx::bf16_low(raw.x), x[4 * c + 1] = ptx::bf16_high(raw.x);
+            x[4 * c + 2] = ptx::bf16_low(raw.y), x[4 * c + 3] = ptx::bf16_high(raw.y);
+          }
+          // the rotated part: a word holds two neighbours, a lane takes its half
+          const u32 first = ptx::lds32(at + (KV_LORA + (lane & ~1)) * 2), second = ptx::lds32(at + (KV_LORA + ROPE / 2 + (lane & ~1)) * 2);
+          absorb(x, lane & 1 ? ptx::bf16_high(first) : ptx::bf16_low(first), lane & 1 ? ptx::bf16_high(second) : ptx::bf16_low(second));
+        }
+        release_stage(ring);
+        ring.next();
+      }
+      if (owns_current && warp == WARPS - 1) {
+        float x[16];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const float4 v = *reinterpret_cast<const float4*>(sh.row + 128 * c + 4 * lane);
+          x[4 * c] = v.x, x[4 * c + 1] = v.y, x[4 * c + 2] = v.z, x[4 * c + 3] = v.w;
+        }
+        absorb(x, sh.row[KV_LORA + lane], sh.row[KV_LORA + ROPE / 2 + lane]);
+      }
+      if (lane == 0) {
+        sh.peaks[warp] = maximum;
+        sh.sums[warp] = denominator;
+      }
+      consumer_sync();
+      float top = kNone, total = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, sh.peaks[w]);
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) total = fmaf(sh.sums[w], exp2f(sh.peaks[w] - top), total);
+      const float mine = exp2f(maximum - top);
+      float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][KV_LORA]
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) =
+            make_float4(out[4 * c] * mine, out[4 * c + 1] * mine, out[4 * c + 2] * mine, out[4 * c + 3] * mine);
+      consumer_sync();
+      u32* partial = partials + (u64)cta * kPartial;  // cta = served * kGroup + sub
+      for (int d = tid; d < KV_LORA; d += kConsumers) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += combine[w * KV_LORA + d];
+        publish(partial + d, sum, tag);
+      }
+      if (tid < 4) publish(partial + KV_LORA + tid, tid == 0 ? top : tid == 1 ? total : 0.0f, tag);
+    }
+    stamp(lanes, record + kAttention, 2);
+
+    // --- values: the parts joined, through the value half of kv_b ---
+    stamp(lanes, record + kValues, 0);
+    refresh();
+    if (serves_head()) {
+      constexpr int kJoiners = kConsumers / (KV_LORA / 4), kEach = (kGroup + kJoiners - 1) / kJoiners;
+      const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
+      const u32* parts = partials + (u64)served * kGroup * kPartial;
+      uint4 value[kEach], stat[kEach];
+      auto which = [&](int i) { return min(joiner + i * kJoiners, kGroup - 1); };
+      await_words(sh, error, value, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + 4 * vector); });
+      await_words(sh, error, stat, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + KV_LORA); });
+      float top = kNone, total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (joiner + i * kJoiners < kGroup) top = fmaxf(top, number(stat[i].x));
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (joiner + i * kJoiners < kGroup) {
+          const float factor = exp2f(number(stat[i].x) - top);
+          const float4 v = numbers(value[i]);
+          total = fmaf(number(stat[i].y), factor, total);
+          sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
+        }
+      float* joined = sh.part + joiner * (KV_LORA + 4);
+      *reinterpret_cast<float4*>(joined + 4 * vector) = sum;
+      if (vector == 0) {
+        joined[KV_LORA] = top;
+        joined[KV_LORA + 1] = total;
+      }
+      consumer_sync();
+      if (tid < KV_LORA / 4) {
+        top = kNone;
+        total = 0.0f;
+        sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int j = 0; j < kJoiners; ++j) top = fmaxf(top, sh.part[j * (KV_LORA + 4) + KV_LORA]);
+#pragma unroll
+        for (int j = 0; j < kJoiners; ++j) {
+          const float* one = sh.part + j * (KV_LORA + 4);
+          const float factor = exp2f(one[KV_LORA] - top);
+          const float4 v = *reinterpret_cast<const float4*>(one + 4 * tid);
+          total = fmaf(one[KV_LORA + 1], factor, total);
+          sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
+        }
+        const float inverse = 1.0f / total;
+        store_split(sh, 2 * tid, sum.x * inverse, sum.y * inverse);
+        store_split(sh, 2 * tid + 1, sum.z * inverse, sum.w * inverse);
+      }
+      consumer_sync();
+      stamp(lanes, record + kValues, 1);
+      int pieces = 0;
+#pragma unroll 1
+      for (u32 tile = sub; tile < kValueTiles; tile += kGroup) {
+        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        take_bf16(ring, sh, act, kValueSteps, c);
+        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
+      }
+      consumer_sync();
+      for (int item = tid; item < pieces * 16; item += kConsumers)
+        publish(attended + served * V_DIM + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, item / 16, item % 16), tag);
+    } else {
+      stamp(lanes, record + kValues, 1);
+    }
+    stamp(lanes, record + kValues, 2);
+
+    // --- out: this CTA's rows of the residual, and their share of the router ---
+    stamp(lanes, record + kOut, 0);
+    refresh();
+    {
+      constexpr int kWidth = HEADS * V_DIM;
+      float4 x[kVectors<kWidth>];
+      const float gain = tid < own_rows ? ptx::bf16_value(reinterpret_cast<const u16*>(entry[kFfnNorm])[own.low * 16 + tid]) : 0.0f;
+      await_vector<kWidth>(sh, error, x, attended, tag);
+      float sum = 0.0f, peak = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kVectors<kWidth>; ++i)
+        if (has_vector<kWidth>(i)) peak = fmaxf(peak, peak_of(x[i]));
+      reduce(sh, sum, peak);
+      const Scale scale = scale_of_peak(peak);
+      store_f16<kWidth>(sh, x, scale.factor);
+      consumer_sync();
+      stamp(lanes, record + kOut, 1);
+      consume_units(ring, sh, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
+        if (tid < count * 16) {
+          const float row = sh.own[tid] + sum_part(sh, tid / 16, tid % 16) * (scale.undo * kFp8Bias);
+          sh.own[tid] = row;
+          sh.scaled[tid] = row * gain;
+        }
+      });
+      exchange();
+      if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
+      consumer_sync();
+    }
+    if (!dense) {
+      constexpr int kChunks = (EXPERTS + 255) / 256, kRowsEach = 16 / WARPS > 0 ? 16 / WARPS : 1;
+      float dot[kChunks][8];
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) dot[k][i] = 0.0f;
+#pragma unroll 1
+      for (int tile = 0; tile < own_rows / 16; ++tile) {
+        ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+        for (int r = 0; r < kRowsEach; ++r) {
+          const int row = warp + r * WARPS;
+          const float x = sh.scaled[tile * 16 + row];
+#pragma unroll
+          for (int k = 0; k < kChunks; ++k)
+            if ((lane + 32 * k) * 8 < EXPERTS) {
+              const uint4 w = ptx::lds128(ring.address() + (row * EXPERTS + (lane + 32 * k) * 8) * 2);
+              const u32 words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                dot[k][2 * i] = fmaf(x, ptx::bf16_low(words[i]), dot[k][2 * i]);
+                dot[k][2 * i + 1] = fmaf(x, ptx::bf16_high(words[i]), dot[k][2 * i + 1]);
+              }
+            }
+        }
+        release_stage(ring);
+        ring.next();
+      }
+      float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][EXPERTS]
+#pragma unroll
+      for (int k = 0; k < kChunks; ++k)
+        if ((lane + 32 * k) * 8 < EXPERTS) {
+          float4* place = reinterpret_cast<float4*>(combine + warp * EXPERTS + (lane + 32 * k) * 8);
+          place[0] = make_float4(dot[k][0], dot[k][1], dot[k][2], dot[k][3]);
+          place[1] = make_float4(dot[k][4], dot[k][5], dot[k][6], dot[k][7]);
+        }
+      consumer_sync();
+      for (int e = tid; e < EXPERTS; e += kConsumers) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) sum += combine[w * EXPERTS + e];
+        publish(router_parts + (u64)e * kRouterPad + cta, sum, kind_tag);
+      }
+    }
+    stamp(lanes, record + kOut, 2);
+
+    // --- gate_up: the shared or dense FFN in quarters, then the chosen experts ---
+    stamp(lanes, record + kGateUp, 0);
+    refresh();
+    float rms;
+    {
+      if (!dense)
+        for (int e = cta + GRID * warp; e < EXPERTS; e += GRID * WARPS) {  // this CTA's experts of the router
+          constexpr int kEach = (GRID + 31) / 32;
+          u32 word[kEach];
+          await_words(sh, error, word, kind_tag,
+                      [&](int i) { return ptx::load_relaxed(router_parts + (u64)e * kRouterPad + min(lane + 32 * i, GRID - 1)); });
+          float sum = 0.0f;
+#pragma unroll
+          for (int i = 0; i < kEach; ++i)
+            if (lane + 32 * i < GRID) sum += number(word[i]);
+          sum = warp_sum(sum);
+          if (lane == 0) publish(router_sums + e, sum, kind_tag);
+        }
+      float4 x[kVectors<HIDDEN>];
+      uint2 gain[kVectors<HIDDEN>];
+      load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
+      await_vector<HIDDEN>(sh, error, x, x_mid, tag);
+      float peak;
+      rms = normalise<HIDDEN>(sh, x, gain, peak);
+      const Scale scale = scale_of_peak(peak * rms);
+      store_f16<HIDDEN>(sh, x, rms * scale.factor);
+      undo = scale.undo;
+      consumer_sync();
+    }
+    stamp(lanes, record + kGateUp, 1);
+    {
+      const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
+      u32* feed = dense ? feed_dense : feed_shared;
+#pragma unroll 1
+      for (u32 task = cta; task < tasks;) {
+        const u32 first_task = task;
+        int pieces = 0;
+#pragma unroll 1
+        for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
+          float low_row = 0.0f, high_row = 0.0f;
+          const u32 begin = quarter(task % kFeedParts), end = quarter(task % kFeedParts + 1);
+#pragma unroll 1
+          for (u32 at = begin; at < end; at += kStageUnits) take_fp8(ring, sh, act + at * 256, min(kStageUnits, end - at), low_row, high_row);
+          store_sums(sh, pieces, low_row, high_row);
+        }
+        consumer_sync();
+        for (int item = tid; item < pieces * 16; item += kConsumers) {
+          const u32 which = first_task + item / 16 * GRID;
+          publish(feed + which % kFeedParts * rows + which / kFeedParts * 16 + item % 16, sum_part(sh, item / 16, item % 16) * (undo * kFp8Bias),
+                  kind_tag);
+        }
+        consumer_sync();
+      }
+    }
+    if (!dense) {
+      if (warp == 0) {
+        constexpr int kEach = (EXPERTS + 31) / 32;
+        u32 word[kEach];
+        float logit[kEach], correction[kEach];
+        const float* corrections = reinterpret_cast<const float*>(entry[kCorrection]);
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
+        await_words(sh, error, word, kind_tag, [&](int k) { return ptx::load_relaxed(router_sums + min(lane + 32 * k, EXPERTS - 1)); });
+#pragma unroll
+        for (int k = 0; k < kEach; ++k) logit[k] = number(word[k]) * rms;
+        const int* row = forced == nullptr ? nullptr : forced + ((u64)(position % forced_rows) * MOE_LAYERS + entry[kOrdinal]) * TOPK;
+        choose_experts(sh, logit, correction, row, sh.part);
+        if (cta == 0 && lane < TOPK) routing[entry[kOrdinal] * TOPK + lane] = sh.expert[lane];
+      }
+      consumer_sync();
+      Fp4Vector vector;
+#pragma unroll 1
+      for (u32 task = cta; task < TOPK * kUpTiles;) {
+        const u32 first_task = task;
+        int pieces = 0;
+#pragma unroll 1
+        for (; pieces < PIECES && task < TOPK * kUpTiles; ++pieces, task += GRID) {
+          float low_row = 0.0f, high_row = 0.0f;
+#pragma unroll 1
+          for (u32 at = 0; at < kUpUnits; at += 32) {
+            const u32 units = min(32u, kUpUnits - at);
+            const u32 mine = (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // this warp's: warp, warp + WARPS, ...
+            vector.load(sh, act + (at + warp) * 128, WARPS * 128, mine);
+            const u32 stage = ring.address();
+            take_fp4(
+                ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
+                [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
+          }
+          store_sums(sh, pieces, quad_sum(low_row), quad_sum(high_row));
+        }
+        consumer_sync();
+        for (int item = tid; item < pieces * 8; item += kConsumers) {
+          const int local = item / 8, channel = item % 8;
+          const u32 which = first_task + local * GRID, slot = which / kUpTiles, tile = which % kUpTiles;
+          const float factor = undo * mxfp4::kDecodeBias;
+          const float gate = sum_part(sh, local, channel) * factor, up = sum_part(sh, local, channel + 8) * factor;
+          publish(inter + slot * INTER + tile * 8 + channel, silu(gate) * up * sh.weight[slot], kind_tag);
+        }
+        consumer_sync();
+      }
+    }
+    stamp(lanes, record + kGateUp, 2);
+
+    // --- down: chosen experts and the other FFN summed for this CTA's rows ---
+    stamp(lanes, record + kDown, 0);
+    refresh();
+    {
+      constexpr int kRouted = TOPK * INTER;
+      float4 x[kVectors<kRouted>], shared_x[kVectors<(kFeedMost > 0 ? kFeedMost : 4)>];
+      const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
+      const u32* feed = dense ? feed_dense : feed_shared;
+      float sum = 0.0f, peak = 0.0f;
+      constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
+#pragma unroll
+      for (int i = 0; i < kFeedVectors; ++i) {
+        const int vector = tid + i * kConsumers;
+        shared_x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (vector < feed_inter / 4) {
+          uint4 raw[2 * kFeedParts];
+          const u32* words = feed + vector / 2 * 16 + vector % 2 * 4;
+          await_words(sh, error, raw, kind_tag, [&](int n) { return ptx::ldg128_relaxed(words + n / 2 * 2 * feed_inter + n % 2 * 8); });
+          float4 gate = numbers(raw[0]), up = numbers(raw[1]);
+#pragma unroll
+          for (int n = 1; n < (int)kFeedParts; ++n) {
+            const float4 g4 = numbers(raw[2 * n]), u4 = numbers(raw[2 * n + 1]);
+            gate = make_float4(gate.x + g4.x, gate.y + g4.y, gate.z + g4.z, gate.w + g4.w);
+            up = make_float4(up.x + u4.x, up.y + u4.y, up.z + u4.z, up.w + u4.w);
+          }
+          shared_x[i] = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+          peak = fmaxf(peak, peak_of(shared_x[i]));
+        }
+      }
+      if (!dense) {
+        await_vector<kRouted>(sh, error, x, inter, kind_tag);
+#pragma unroll
+        for (int i = 0; i < kVectors<kRouted>; ++i)
+          if (has_vector<kRouted>(i)) peak = fmaxf(peak, peak_of(x[i]));
+      }
+      reduce(sh, sum, peak);
+      const Scale scale = scale_of_peak(peak);
+      if (!dense) store_f16<kRouted>(sh, x, scale.factor);
+#pragma unroll
+      for (int i = 0; i < kFeedVectors; ++i) {
+        const int vector = tid + i * kConsumers;
+        if (vector < feed_inter / 4)
+          reinterpret_cast<uint2*>(sh.act)[kRouted / 4 + vector] =
+              make_uint2(ptx::pack_f16(shared_x[i].x * scale.factor, shared_x[i].y * scale.factor),
+                         ptx::pack_f16(shared_x[i].z * scale.factor, shared_x[i].w * scale.factor));
+      }
+      undo = scale.undo;
+      consumer_sync();
+    }
+    stamp(lanes, record + kDown, 1);
+    {
+      const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
+      const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
+      const u32 mine = first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
+      Fp4Vector vector;
+      if (!dense) vector.load(sh, act + first_unit * 128, 128, mine);
+#pragma unroll 1
+      for (int tile = 0; tile < own_rows / 16; ++tile) {
+        float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
+        if (!dense) {
+          const u32 stage = ring.address();
+          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
+          take_fp4(
+              ring, vector, mine, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
+              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
+              low_row, high_row);
+        }
+#pragma unroll 1
+        for (u32 at = 0; at < feed_units; at += kStageUnits)
+          take_fp8(ring, sh, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
+        store_sums(sh, tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
+                   fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * (undo * kFp8Bias)));
+      }
+      consumer_sync();
+      float row = 0.0f;
+      if (tid < own_rows) sh.own[tid] = row = sh.own[tid] + sum_part(sh, tid / 16, tid % 16);
+      exchange();
+      if (tid < own_rows) publish(x_in + own.low * 16 + tid, row, tag);
+    }
+    stamp(lanes, record + kDown, 2);
+  }
+
+  // --- head and argmax ---
+  stamp(lanes, LAYERS * kPhases, 0);
+  {
+    float4 x[kVectors<HIDDEN>];
+    uint2 gain[kVectors<HIDDEN>];
+    load_gain<HIDDEN>(gain, final_norm);
+    await_vector<HIDDEN>(sh, error, x, x_in, (launches * LAYERS + LAYERS - 1) & 3u);
+    float peak;
+    const float factor = normalise<HIDDEN>(sh, x, gain, peak);
+#pragma unroll
+    for (int i = 0; i < kVectors<HIDDEN>; ++i)
+      if (has_vector<HIDDEN>(i)) {
+        const int pair = 2 * (tid + i * kConsumers);
+        store_split(sh, pair, x[i].x * factor, x[i].y * factor);
+        store_split(sh, pair + 1, x[i].z * factor, x[i].w * factor);
+      }
+    consumer_sync();
+  }
+  stamp(lanes, LAYERS * kPhases, 1);
+  float top = 4.0f * kNone;
+  int top_row = 0;
+  for (bool over = false; !over;) {
+    int pieces = 0;
+    for (; pieces < PIECES; ++pieces) {
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      const int task = sh.tag[ring.stage];
+      over = task < 0;
+      if (over) {
+        release_stage(ring);
+        ring.next();
+        break;
+      }
+      if (tid == 0) sh.task[pieces] = task;
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 1
+      for (u32 at = 0; at < kHeadSteps; at += kStageSteps) take_bf16(ring, sh, act + at * 32, min(kStageSteps, kHeadSteps - at), c);
+      store_sums(sh, pieces, c[0] + c[1], c[2] + c[3]);
+    }
+    consumer_sync();
+    for (int item = tid; item < pieces * 16; item += kConsumers) {
+      const int row = sh.task[item / 16] * 16 + item % 16;
+      const float logit = sum_part(sh, item / 16, item % 16);
+      logits[row] = logit;
+      if (logit > top || (logit == top && row < top_row)) {
+        top = logit;
+        top_row = row;
+      }
+    }
+    if (!over) consumer_sync();
+  }
+  stamp(lanes, LAYERS * kPhases, 2);
+  auto reduce_top = [&] {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) {
+      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
+      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
+      if (other > top || (other == top && other_row < top_row)) {
+        top = other;
+        top_row = other_row;
+      }
+    }
+  };
+  reduce_top();
+  consumer_sync();
+  if (lane == 0) {
+    sh.sums[warp] = top;
+    reinterpret_cast<int*>(sh.part)[warp] = top_row;
+  }
+  consumer_sync();
+  if (warp == 0) {
+    top = lane < WARPS ? sh.sums[lane] : 5.0f * kNone;
+    top_row = lane < WARPS ? reinterpret_cast<int*>(sh.part)[lane] : 0;
+    reduce_top();
+    u32 last = 0;
+    if (lane == 0) {
+      best[2 * cta] = top;
+      best[2 * cta + 1] = __int_as_float(top_row);
+      __threadfence();
+      last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
+      __threadfence();
+    }
+    if (__shfl_sync(0xffffffffu, last, 0)) {  // every CTA is past its reads of state and scratch
+      top = 5.0f * kNone;
+      top_row = 0;
+      for (int i = lane; i < GRID; i += 32) {
+        const float2 other = ptx::ldg64_l2(best + 2 * i);
+        const int row = __float_as_int(other.y);
+        if (other.x > top || (other.x == top && row < top_row)) {
+          top = other.x;
+          top_row = row;
+        }
+      }
+      reduce_top();
+      if (lane == 0) {
+        state[0] = top_row;
+        state[1] = position + 1;
+        state[2] = (int)(launches + 1);
+        sync[1] = 0;
+        sync[kClaims] = 0;
+      }
+    }
+  }
+}
