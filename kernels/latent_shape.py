@@ -21,7 +21,8 @@ class LatentShape:
 
     The first ``dense_layers`` layers have a dense FFN, the others ``experts`` routed ones chosen by sigmoid scores plus
     a correction, times ``factor``, beside one shared expert. ``owners``: the layers, counted from 0 and rising, that
-    own a DSA indexer; its sizes hold even where nobody owns one. Raises InputError that names the field.
+    own a DSA indexer. ``dense_inter``, ``index_dim`` and ``index_heads`` may be 0 where no layer needs them. Raises
+    InputError that names the field.
     """
 
     layers: int
@@ -46,27 +47,27 @@ class LatentShape:
     factor: float = 2.5
 
     def __post_init__(self) -> None:
-        for name, value, multiple in (
-            ("layers", self.layers, 1),
-            ("hidden", self.hidden, 512),
-            ("heads", self.heads, 1),
-            ("q_lora", self.q_lora, 128),
-            ("nope", self.nope, 16),
-            ("v_dim", self.v_dim, 16),
-            ("heads * v_dim", self.heads * self.v_dim, 128),
-            ("index_dim", self.index_dim, 32),
-            ("index_heads", self.index_heads, 1),
-            ("experts", self.experts, 8),
-            ("inter", self.inter, 64),
-            ("shared_inter", self.shared_inter, 128),
-            ("dense_inter", self.dense_inter, 128),
-            ("vocab", self.vocab, 16),
+        for name, value, multiple, needed in (
+            ("layers", self.layers, 1, True),
+            ("hidden", self.hidden, 512, True),
+            ("heads", self.heads, 1, True),
+            ("q_lora", self.q_lora, 128, True),
+            ("nope", self.nope, 16, True),
+            ("v_dim", self.v_dim, 16, True),
+            ("heads * v_dim", self.heads * self.v_dim, 128, True),
+            ("index_dim", self.index_dim, 32, bool(self.owners)),
+            ("index_heads", self.index_heads, 1, bool(self.owners)),
+            ("experts", self.experts, 8, True),
+            ("inter", self.inter, 64, True),
+            ("shared_inter", self.shared_inter, 128, True),
+            ("dense_inter", self.dense_inter, 128, self.dense_layers > 0),
+            ("vocab", self.vocab, 16, True),
         ):
-            if value <= 0 or value % multiple:
+            if value < 0 or value % multiple or (needed and not value):
                 raise InputError(f"{name} must be a positive multiple of {multiple}, not {value}")
         if self.kv_lora != 512 or self.rope != 64:
             raise InputError(f"kv_lora and rope must be 512 and 64, not {self.kv_lora} and {self.rope}")
-        if self.index_dim < self.rope:
+        if 0 < self.index_dim < self.rope:
             raise InputError(f"index_dim must be at least rope ({self.rope}), not {self.index_dim}")
         if self.experts > 512:
             raise InputError(f"experts must be at most 512, not {self.experts}")
@@ -97,7 +98,7 @@ class LatentShape:
     @property
     def head_rows(self) -> int:
         """Rows of the indexer's head weights, padded to whole tiles."""
-        return -(-self.index_heads // 16) * 16
+        return -(-self.index_heads // 16) * 16 if self.index_dim else 0
 
     def dense(self, layer: int) -> bool:
         """Whether ``layer`` has a dense FFN."""

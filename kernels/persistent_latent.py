@@ -90,13 +90,14 @@ class LatentPlan:
 
 def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: int) -> int:
     """Bytes of the kernel's ``Shared`` struct, rounded up; the kernel is compiled against it (TAIL_BYTES)."""
-    vectors = 4 * max(shape.hidden, shape.heads * shape.v_dim)
-    down = 2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter))
-    act = max(vectors, down, 4 * warps * max(shape.kv_lora, shape.experts))
-    own = 2 * 4 * 16 * -(-shape.hidden // 16 // grid)
-    parts = 64 * pieces * warps
-    words = 5 * stages + 2 * TABLE_COLUMNS * 2 + 4 + pieces + 16 + 2 * warps + 8 + 2 * shape.latent
-    return act + own + parts + 4 * words + 128
+    act = max(
+        4 * max(shape.hidden, shape.heads * shape.v_dim),
+        2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter)),
+        4 * warps * max(shape.kv_lora, shape.experts),
+    )
+    small = 8 * (2 * stages + 2 * TABLE_COLUMNS + 2) + 4 * (stages + pieces + 16 + 2 * warps + 4)
+    rows = 4 * (2 * 16 * -(-(shape.hidden // 16) // grid) + 2 * shape.latent)
+    return small + rows + act + 4 * pieces * warps * 16 + 64
 
 
 def shared_bytes(shape: LatentShape, plan: LatentPlan) -> int:
@@ -110,23 +111,32 @@ def make_plan(
     *,
     warps: int = 16,
     stages: int | None = None,
-    pieces: int = 12,
+    pieces: int | None = None,
     in_flight: int = 3,
     prefetch_bytes: int = 0,
     lanes: bool = False,
 ) -> LatentPlan:
-    """A plan for ``grid`` CTAs with as many stages as fit; everything else is LatentPlan's default.
+    """A plan for ``grid`` CTAs: as few pieces as the kernel works with, as many stages as fit; everything else is
+    LatentPlan's default.
 
     Raises InputError where the shape leaves a CTA without work or does not fit.
     """
     check_grid(shape, grid)
-    room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, pieces)
+    group = grid // shape.heads
+    # attention joins its parts where row tiles are summed: two floats short of eight pieces, so nine
+    needed = max(
+        9, -(-(shape.hidden // 16) // grid), -(-(shape.kv_lora // 16) // group), -(-(shape.v_dim // 16) // group)
+    )
+    chosen = needed if pieces is None else pieces
+    if chosen < needed:
+        raise InputError(f"pieces must be at least {needed}, not {chosen}")
+    room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, chosen)
     depth = min(16, room // STAGE_BYTES) if stages is None else stages
     if depth >= 3:
-        plan = LatentPlan(grid, warps, depth, pieces, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
+        plan = LatentPlan(grid, warps, depth, chosen, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
         if shared_bytes(shape, plan) <= SHARED_BYTES:
             return plan
-    raise InputError(f"hidden {shape.hidden}, pieces {pieces}: {depth} stages of {STAGE_BYTES} bytes do not fit")
+    raise InputError(f"hidden {shape.hidden}, pieces {chosen}: {depth} stages of {STAGE_BYTES} bytes do not fit")
 
 
 def check_grid(shape: LatentShape, grid: int) -> None:
