@@ -51,7 +51,8 @@ class LatentPlan:
     """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
 
     ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
-    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out.
+    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: one lane of a
+    warp polls what is waited for before all lanes load.
     """
 
     grid: int
@@ -64,6 +65,7 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
+    gate: bool = True
     watchdog_ns: int = 200_000_000
 
     def __post_init__(self) -> None:
@@ -189,6 +191,7 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "EVICT": int(plan.evict_first),
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,
+        "GATE": int(plan.gate),
         "WATCHDOG_NS": plan.watchdog_ns,
         "TAIL_BYTES": tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces),
     }

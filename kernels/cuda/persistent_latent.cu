@@ -27,6 +27,7 @@
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
+//   GATE                           1: one lane of a warp polls, then all load; 0: all poll
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "mxfp4.cuh"
 
@@ -44,6 +45,9 @@
 #endif
 #ifndef PREFETCH_BYTES
 #define PREFETCH_BYTES 0
+#endif
+#ifndef GATE
+#define GATE 1
 #endif
 #ifndef COLLECTIVE_NS
 #define COLLECTIVE_NS 0
@@ -104,7 +108,6 @@ constexpr int kClaims = 32;
 constexpr int kTable = 20;
 constexpr float kNone = -1e30f;
 constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
-constexpr u32 kMaxPolls = 1u << 18;
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
@@ -376,9 +379,28 @@ __device__ __forceinline__ bool is_late(const uint4& v, u32 tag) { return (((v.x
 __device__ __forceinline__ float number(u32 word) { return __uint_as_float(word & ~3u); }
 __device__ __forceinline__ float4 numbers(const uint4& v) { return make_float4(number(v.x), number(v.y), number(v.z), number(v.w)); }
 
-// word[i] = load(i), again until all have the tag. All loads go before the first check.
+// word[i] = load(i), again until all have the tag. All loads go before the first check. With GATE one lane of a warp polls its last word before
+// the others ask: what every lane polls would cross L2 again and again while weights want to.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[COUNT], u32 tag, Load load) {
+  u64 start = 0;
+  auto give_up = [&](u32 polls) {
+    if (*reinterpret_cast<volatile int*>(&sh.dead)) return true;
+    if (polls % 256 != 255) return false;
+    const u64 now = ptx::globaltimer();
+    if (start == 0) start = now;
+    if (now - start <= (WATCHDOG_NS)) return false;
+    atomicOr(error, 1u);
+    *reinterpret_cast<volatile int*>(&sh.dead) = 1;
+    return true;
+  };
+#if GATE
+  const u32 active = __activemask();
+  if ((int)(ptx::thread() & 31) == __ffs(active) - 1)
+    for (u32 polls = 0; is_late(load(COUNT - 1), tag) && !give_up(polls); ++polls) {
+    }
+  __syncwarp(active);
+#endif
   bool late = true;
   for (u32 polls = 0; late; ++polls) {
 #pragma unroll
@@ -386,11 +408,7 @@ __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[CO
     late = false;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) late = late || is_late(word[i], tag);
-    if (late && (polls >= kMaxPolls || *reinterpret_cast<volatile int*>(&sh.dead))) {
-      atomicOr(error, 1u);
-      *reinterpret_cast<volatile int*>(&sh.dead) = 1;
-      break;
-    }
+    if (late && give_up(polls)) break;
   }
 }
 
