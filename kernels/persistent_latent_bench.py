@@ -303,6 +303,7 @@ def plans(shape: LatentShape) -> list[tuple[str, LatentPlan]]:
         ("collectives 8 us", replace(base, collective_ns=8000)),
         ("collectives 8 us, in flight 0", replace(base, collective_ns=8000, in_flight=0)),
         ("collectives 8 us, prefetch 128 KB", replace(base, collective_ns=8000, prefetch_bytes=131072)),
+        ("all poll", replace(base, gate=False)),
         ("8 stages", replace(base, stages=8)),
         ("6 stages", replace(base, stages=6)),
         ("8 warps, in flight 4", replace(narrow, in_flight=4)),
