@@ -244,10 +244,10 @@ def _attend(
     """What the layer's attention adds to the residual; writes ``position`` of ``cache`` [capacity, kv_lora + rope]."""
     dtype = h.dtype
     low = _norm(values_of(layer.q_a, dtype) @ h, layer.q_norm, shape.eps)
-    latent, key = (values_of(layer.kv_a, dtype) @ h).split([shape.kv_lora, shape.rope])
+    latent, key = torch.split(values_of(layer.kv_a, dtype) @ h, [shape.kv_lora, shape.rope])
     cache[position] = torch.cat((_norm(latent, layer.kv_norm, shape.eps), _turn(key, rope))).to(cache.dtype)
     query = (values_of(layer.q_b, dtype) @ low).view(shape.heads, -1)
-    nope, turning = query.split([shape.nope, shape.rope], dim=-1)
+    nope, turning = torch.split(query, [shape.nope, shape.rope], dim=-1)
     absorbed = torch.einsum("hn,hrn->hr", nope, layer.uk.to(dtype))
     seen = cache[: position + 1].to(dtype)
     scores = torch.cat((absorbed, _turn(turning, rope)), dim=-1) @ seen.T * (shape.nope + shape.rope) ** -0.5

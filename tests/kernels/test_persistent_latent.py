@@ -399,12 +399,27 @@ def test_phases_are_summed_up_by_medians() -> None:
 
 
 @needs_nvrtc
+@pytest.mark.parametrize(("warps", "registers"), [(16, 96), (8, 168)])
 @pytest.mark.parametrize("name", ["glm", "tiny"])
-def test_the_step_compiles_without_spills(name: str) -> None:
+def test_the_step_compiles_within_its_registers_and_shared_memory(name: str, warps: int, registers: int) -> None:
+    """All registers that so many warps leave a thread, and a few spilled words; the kernel asserts TAIL_BYTES."""
     shape, grid = (GLM, 132) if name == "glm" else (TINY, 16)
-    cubin = persistent_latent.compile_step(shape, persistent_latent.make_plan(shape, grid))
-    assert cubin.spill_bytes == 0
-    assert cubin.registers > 0
+    cubin = persistent_latent.compile_step(shape, persistent_latent.make_plan(shape, grid, warps=warps))
+    assert 0 < cubin.registers <= registers
+    assert cubin.spill_bytes <= 256
+
+
+@needs_nvrtc
+def test_the_kernel_refuses_less_shared_memory_than_it_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``tail_bytes`` is at most an alignment or two above the compiler's size: so much less does not compile."""
+    plan, exact = persistent_latent.make_plan(TINY, 16), persistent_latent.tail_bytes
+
+    def short(*sizes: LatentShape | int) -> int:
+        return exact(*sizes) - 128  # type: ignore[arg-type]
+
+    monkeypatch.setattr(persistent_latent, "tail_bytes", short)
+    with pytest.raises(InputError, match="too little shared memory"):
+        persistent_latent.compile_step(TINY, plan)
 
 
 CASES = {case.name: case for case in persistent_latent_bench.cases()}
