@@ -187,9 +187,10 @@ def test_graphs_run_ahead(models: Callable[..., Any], kind: str, piecewise: bool
     stepwise, ahead = (engine(forward, kind, target.spec.vocab, ahead=value) for value in (False, True))
     for new_tokens in (40, 3, 40):
         assert decode(ahead, new_tokens) == decode(stepwise, new_tokens)
-    steps = ahead.decode(PROMPT, 40, SequenceRecord(len(PROMPT)))
-    next(steps)
-    steps.close()  # type: ignore[attr-defined]  # a generator
+    for each in (ahead, stepwise):  # both: simulated acceptance draws on from sequence to sequence
+        steps = each.decode(PROMPT, 40, SequenceRecord(len(PROMPT)))
+        next(steps)
+        steps.close()  # type: ignore[attr-defined]  # a generator
     assert decode(ahead, 40) == decode(stepwise, 40)
 
 
