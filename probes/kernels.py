@@ -23,7 +23,8 @@ from workbench.ingest.steps import FoundSteps
 from workbench.ingest.tables import Tables
 from workbench.lint.occupancy import LIMITS, occupancy
 from workbench.probes.host import MARKER, place_host, take_marks
-from workbench.probes.marker import KERNELS, STAMP, Marker, stamp_brackets
+from workbench.probes.marker import KERNELS, STAMP, Marker
+from workbench.probes.marker_brackets import stamp_brackets
 from workbench.probes.protocol import Capture, Missing
 from workbench.trace.clocks import Bracket, Fit, fit
 

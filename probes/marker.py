@@ -7,13 +7,14 @@ long enough for a counter sampler to see, tie the sampler's.
 
 import ctypes
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from workbench.errors import UnfitError
+from workbench.probes.marker_brackets import BASELINE_NS, event_brackets, rate
 from workbench.probes.protocol import Missing
+from workbench.probes.stream_words import StreamWord
 from workbench.trace.clocks import Bracket, Fit, fit
 
 STAMP = "clock_stamp"
@@ -25,15 +26,16 @@ MAX_SILENCES = 3
 """Echoes that may fail before no more are tried."""
 
 ROUND_TIMEOUT_NS = 20_000_000
-QUEUE_NS = 300_000
-"""How long the device is kept busy while a few launches are queued: one from Python takes some ten microseconds."""
+QUEUE_NS = 600_000
+"""How long the device is kept busy while launches are queued: one from Python takes some ten microseconds."""
+
+ANCHOR_EVENTS = 16
+ANCHOR_TIMEOUT_NS = 8_000_000
+MORE_ANCHORS = 2
+"""Attempts at an anchor beyond the first."""
 
 PAUSES_NS = ((60_000, 120_000, 240_000, 480_000, 0), (105_000, 155_000, 290_000, 560_000, 0))
 """After each stamp at the beginning of a capture, and at its end: no two times between stamps are alike."""
-
-LEAST_PAIRED = 3
-TOGETHER_NS = 3_000
-"""How far the times between stamps may differ by two clocks: far less than the pauses do."""
 
 PULSE_NS = 200_000
 IDLE_NS = 300_000
@@ -42,11 +44,19 @@ IDLE_NS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class EventAnchor:
-    """A CUDA event, its time on the host's monotonic clock, and how far that may be off."""
+    """A CUDA event, its time on the host's monotonic clock, how far that may be off, and how much faster that runs."""
 
     event: Any
     host_ns: int
     residual_ns: int
+    drift_ppb: int | None
+    """None before the clocks were compared for two seconds."""
+
+    device_residual_ns: int = 0
+    """The part of ``residual_ns`` that is ``%globaltimer`` on the host's clock; the rest is the event on that."""
+
+    words: bool = False
+    """Whether words written by the stream bounded the events, not only kernels."""
 
 
 class Marker:
@@ -58,6 +68,10 @@ class Marker:
         self._taken = 0
         self._sms = 0
         self._silences = 0
+        self._side: Any = None
+        self._first: Fit | None = None
+        self._prepared_ns = 0
+        self._narrowest = 0
 
     @property
     def name(self) -> str:
@@ -84,9 +98,11 @@ class Marker:
             self.stamp()
             self.pulse(1_000)
             self.stamps()
-            self.anchor()
+            self._anchored()
         except RuntimeError as error:  # of the compiler, the launcher or the driver
             raise UnfitError(f"marker kernels do not run: {str(error).splitlines()[0][:200]}") from error
+        self._first = self.clock()
+        self._prepared_ns = time.perf_counter_ns()
 
     def sync(self) -> list[Bracket]:
         """Return brackets of ``%globaltimer`` by the host's clock, taken within a few milliseconds; waits for the
@@ -144,28 +160,65 @@ class Marker:
         return found
 
     def anchor(self) -> EventAnchor:
-        """Place a CUDA event on the host's clock, between two stamps that are queued around it. Waits."""
+        """Place a CUDA event on the host's clock. Waits for the device, and once for two seconds since ``prepare``.
+
+        That wait makes the rate of the two clocks known before anything is placed by it. An anchor wider than those
+        before it (the host was kept from its work) is taken anew.
+        """
+        left = BASELINE_NS - (time.perf_counter_ns() - self._prepared_ns)
+        if left > 0:
+            time.sleep(left / 1e9)
+        best = self._anchored()
+        for _ in range(MORE_ANCHORS):
+            if self._narrowest and best.residual_ns <= self._narrowest * 5 // 4:
+                break
+            found = self._anchored()
+            best = found if found.residual_ns < best.residual_ns else best
+        self._narrowest = min(best.residual_ns, self._narrowest or best.residual_ns)
+        return best
+
+    def _anchored(self) -> EventAnchor:
+        """Place the first of some events queued in turn with stamps, by all of them.
+
+        CUDA tells the time between two events, so what bounds one bounds all. An event lies behind the stamp of the
+        kernel before it, and before the stamp of the kernel after it or, sooner, the moment a kernel of another stream
+        sees a word that this stream wrote behind the event.
+        """
         import torch
 
-        from workbench.probes.marker_kernels import clock_edge, clock_pulse
+        from workbench.probes.marker_kernels import clock_echo, clock_edge, clock_pulse
 
-        placed = self.clock()
-        best: EventAnchor | None = None
-        for _ in range(2):
-            make: Any = torch.cuda.Event  # untyped in torch
-            event = make(enable_timing=True)
-            first = self._taken
-            clock_pulse[(1,)](self._slots(1), QUEUE_NS, num_warps=1)
+        before = self.sync()
+        stream = torch.cuda.current_stream(self._device)
+        beside: Any = torch.cuda.Stream  # untyped in torch
+        self._side = self._side or beside(self._device)
+        seen = torch.zeros(16 + ANCHOR_EVENTS, dtype=torch.int64, device=self._device)
+        word = StreamWord(seen.data_ptr())
+        writes = word.write(stream.cuda_stream, 0)
+        torch.cuda.synchronize(self._device)
+        if writes:  # else the kernels after the events are the only bound from above
+            with torch.cuda.stream(self._side):
+                clock_echo[(1,)](seen, seen[16:], ANCHOR_EVENTS, ANCHOR_TIMEOUT_NS, num_warps=1)
+        make: Any = torch.cuda.Event  # untyped in torch
+        events = [make(enable_timing=True) for _ in range(ANCHOR_EVENTS)]
+        first = self._taken
+        clock_pulse[(1,)](self._slots(1), QUEUE_NS, num_warps=1)
+        clock_edge[(1,)](self._slots(1), num_warps=1)
+        for number, event in enumerate(events):
+            event.record(stream)
+            writes = writes and word.write(stream.cuda_stream, number + 1)
             clock_edge[(1,)](self._slots(1), num_warps=1)
-            event.record(torch.cuda.current_stream(self._device))
-            clock_edge[(1,)](self._slots(1), num_warps=1)
-            (_, low), (high, _) = self._out[first + 1 : first + 3].tolist()
-            self._taken = first
-            half = (high - low + 1) // 2
-            found = EventAnchor(event, placed.place((low + high) // 2), placed.residual_ns + half)
-            best = found if best is None or found.residual_ns < best.residual_ns else best
-        assert best is not None  # noqa: S101 - for the type checker
-        return best
+        torch.cuda.synchronize(self._device)
+        edges = [(start, end) for start, end in self._out[first + 1 : self._taken].tolist()]
+        self._taken = first
+        device = fit([*before, *self.sync()])
+        self._first = self._first or device
+        passed = [round(events[0].elapsed_time(event) * 1e6) for event in events]
+        words = seen[16:].tolist()
+        placed = fit(event_brackets(passed, edges, words))
+        host_ns, residual = device.place(placed.place(0)), device.residual_ns + placed.residual_ns
+        drift = rate(self._first, device)
+        return EventAnchor(events[0], host_ns, residual, drift, device.residual_ns, all(words))
 
     def _slots(self, count: int) -> Any:
         if self._taken + count > len(self._out):
@@ -215,45 +268,6 @@ class Marker:
             self._taken = first
             brackets.append(Bracket((start + end) // 2, low, high))
         return brackets
-
-
-def stamp_brackets(
-    rows: Sequence[tuple[int, int]], stamps: Sequence[tuple[int, int]], device_clock: Fit
-) -> list[Bracket]:
-    """Return brackets that tie an instrument's clock to the bundle's, from the marker kernels in its capture.
-
-    ``rows``: start and end of each stamp's kernel by the instrument, which may have lost some; ``stamps``: by
-    ``%globaltimer``, which lies within the kernel; ``device_clock`` places ``%globaltimer``. Which is which is told by
-    the times between them. Empty where they do not fit.
-    """
-    brackets = []
-    for (row_start, row_end), (start, end) in _paired(rows, stamps):
-        first, last = device_clock.place(start), device_clock.place(end)
-        # The kernel starts before it stamps: at row_start the bundle's clock read `first` at most. It ends after it
-        # stamps: at row_end the clock read `last` at least. Where both tick coarsely, the edges can change places.
-        low, high = sorted((last - (row_end - row_start), first))
-        brackets.append(Bracket(row_start, low, high))
-    return brackets
-
-
-Span = tuple[int, int]
-
-
-def _paired(rows: Sequence[Span], stamps: Sequence[Span]) -> list[tuple[Span, Span]]:
-    """Pair rows and stamps by the one offset under which most of them fall together."""
-    best: list[tuple[Span, Span]] = []
-    for row in rows:
-        for stamp in stamps:
-            offset = stamp[0] - row[0]
-            pairs = [
-                (other, near)
-                for other in rows
-                if abs((near := min(stamps, key=lambda one: abs(one[0] - other[0] - offset)))[0] - other[0] - offset)
-                <= TOGETHER_NS
-            ]
-            if len(pairs) > len(best):
-                best = pairs
-    return best if len(best) >= min(LEAST_PAIRED, len(stamps)) else []
 
 
 def _idle(length_ns: int) -> None:

@@ -84,6 +84,7 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
         bench = _bench(run, pipelines, stack)
         run.writer.append("env", [*env_rows(manifest.environment, bench), *expert_rows(pipelines)])
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
+        _place_steps(bench, pipelines)
         with _stated(run, pipelines, manifest), _cpu_threads(threads):
             static = StaticProbe(bench.capability) if bench is not None else None
             own = [pipeline for pipeline in pipelines if isinstance(pipeline.engine, Engine)]
@@ -187,18 +188,22 @@ def _manifest(scenario: Scenario, pipelines: list[Pipeline]) -> Manifest:
 
 
 def _bench(run: Run, pipelines: list[Pipeline], stack: ExitStack) -> CudaBench | None:
-    """Return what CUDA variants share, None where there are none; their steps get the marker's clock."""
+    """Return what CUDA variants share, None where there are none."""
     on_cuda = [pipeline for pipeline in pipelines if pipeline.device.type == "cuda"]
     if not on_cuda:
         return None
     run.progress("instruments", 0, 1)
     bench = stack.enter_context(CudaBench(run, on_cuda[0].device))
-    if bench.marker is not None:
-        for pipeline in on_cuda:
-            if isinstance(pipeline.engine.clock, CudaClock):
-                pipeline.engine.clock.use(bench.marker.anchor)
     run.progress("instruments", 1, 1)
     return bench
+
+
+def _place_steps(bench: CudaBench | None, pipelines: list[Pipeline]) -> None:
+    """Let the marker place the steps of CUDA variants: late, since it waits until the clocks' rate is known."""
+    for pipeline in pipelines:
+        clock = pipeline.engine.clock
+        if bench is not None and bench.marker is not None and isinstance(clock, CudaClock):
+            clock.use(bench.marker.anchor)
 
 
 def _threads(variants: list[Variant]) -> int | None:

@@ -60,6 +60,7 @@ class _Anchor:
     event: _Event
     host_ns: int
     residual_ns: int = 500
+    drift_ppb: int | None = None
 
 
 def test_device_and_host_clocks_that_run_apart_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,4 +93,41 @@ def test_device_and_host_clocks_that_run_apart_are_followed(monkeypatch: pytest.
     assert errors[3] == pytest.approx(8000, abs=2)  # a second from the anchor, before the rate is known
     assert max(errors[-4:]) <= 2
     assert max(errors) <= clock.residual_ns <= max(errors) + 502
+    _Event.now = 0.0
+
+
+class _Float32Event(_Event):
+    """Elapsed times in float32 ms of a clock that ticks every 32 ns, as CUDA has them."""
+
+    def elapsed_time(self, other: "_Event") -> float:
+        ticks = round((other.at - self.at) * 1e6 / 32)
+        return torch.tensor(ticks * 32 / 1e6, dtype=torch.float32).item()
+
+
+def test_a_long_sequence_is_placed_to_two_microseconds_from_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anchors 1.5 us wide at worst that know the rate to 50 ppb: 12 s from one to the next, at 4 ppm, are within."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Event", _Float32Event)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    clock = CudaClock(torch.device("cuda"))
+    off = iter([100, -100, 100, -100])
+
+    def place() -> _Anchor:
+        event = _Float32Event(enable_timing=True)
+        event.record(None)
+        return _Anchor(event, round(_Event.now * 1e6 * (1 - 4e-6)) + next(off), 1_500, -3_980)
+
+    clock.use(place)
+    assert clock.drift_ppb == -3_980
+    errors = []
+    for _ in range(2):
+        clock.anchor()
+        for step in range(200):
+            _Event.now += 60 + step * 7919 % 1000 / 1000
+            clock.mark()
+            errors.append(abs(clock.times()[0] - round(_Event.now * 1e6 * (1 - 4e-6))))
+    clock.anchor()
+    assert max(errors) <= 500
+    assert max(errors) < clock.residual_ns <= 2_000
     _Event.now = 0.0

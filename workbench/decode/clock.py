@@ -12,6 +12,9 @@ from workbench.errors import UnfitError
 BASELINE_NS = 2_000_000_000
 """Device time between anchors from which on their rate is used: an error of 2 us in 2 s is 1 ppm."""
 
+REBASE_NS = 250_000_000
+"""Device time after which marks are counted from a later event: float32 ms are 15 ns off at most until then."""
+
 WAITS = 8
 
 
@@ -64,6 +67,10 @@ class Anchor(Protocol):
     def residual_ns(self) -> int:
         """Bound of the error of ``host_ns``."""
 
+    @property
+    def drift_ppb(self) -> int | None:
+        """By how much the host's clock runs faster, where that is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitedAnchor:
@@ -72,6 +79,7 @@ class WaitedAnchor:
     event: Any
     host_ns: int
     residual_ns: int
+    drift_ppb: int | None = None
 
 
 class CudaClock:
@@ -79,8 +87,10 @@ class CudaClock:
 
     The stream is in order, so a mark lies where the work before it ends on the device: a step's end is true completion,
     its start the moment at which the idle device took up the step. Resolution is that of CUDA events, about half a
-    microsecond. Device and host clocks run apart (7 us a second on one H200 machine), so the rate between anchors is
-    followed; ``drift_ppb`` and ``residual_ns`` say how well.
+    microsecond at worst. CUDA tells the time since an event in float32 ms, an eighth of a microsecond off after a few
+    seconds, so marks are counted from one event to the next of their sequence. Device and host clocks run apart (7 us a
+    second on one H200 machine): the rate is the anchors', or what was seen from one to another; ``drift_ppb`` and
+    ``residual_ns`` say how well.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -92,6 +102,7 @@ class CudaClock:
         torch.cuda.synchronize(device)
         self._anchor: Anchor = self._place()
         self._first: Anchor = self._anchor
+        self._base: tuple[Any, int] = (self._anchor.event, 0)  # what is counted from, and how far from the anchor
         self._since_first_ns = 0  # of the device, from the first anchor to this one
         self._reach_ns = 0  # how far from the anchor marks were placed
         self.drift_ppb = 0
@@ -101,7 +112,9 @@ class CudaClock:
         """Take anchors from ``place`` from now on; it waits for the device."""
         self._place = place
         self._anchor = self._first = place()
-        self._since_first_ns, self.drift_ppb, self.residual_ns = 0, 0, self._anchor.residual_ns
+        self._base = (self._anchor.event, 0)
+        self._since_first_ns, self.residual_ns = 0, self._anchor.residual_ns
+        self.drift_ppb = self._anchor.drift_ppb or 0
 
     def anchor(self) -> None:
         """Take a new anchor. What the old one, carried on as far as marks were placed, is wrong by is residual."""
@@ -113,13 +126,17 @@ class CudaClock:
         passed = self._elapsed(new.event)
         missed = abs(self._host(passed) - new.host_ns)
         if passed > 0:
-            self.residual_ns = max(self.residual_ns, new.residual_ns + missed * self._reach_ns // passed)
+            around = max(self._anchor.residual_ns, new.residual_ns)
+            self.residual_ns = max(self.residual_ns, around + missed * self._reach_ns // passed)
         self._reach_ns = 0
         self._since_first_ns += passed
-        if self._since_first_ns >= BASELINE_NS:
+        if new.drift_ppb is not None:
+            self.drift_ppb = new.drift_ppb
+        elif self._since_first_ns >= BASELINE_NS:
             ahead = (new.host_ns - self._first.host_ns) - self._since_first_ns
             self.drift_ppb = round(ahead * 1_000_000_000 / self._since_first_ns)
         self._anchor = new
+        self._base = (new.event, 0)
 
     def mark(self) -> int:
         """Record an event, one used before where there is one: a mark delays what is launched behind it."""
@@ -135,12 +152,15 @@ class CudaClock:
         events[-1].synchronize()
         passed = [self._elapsed(event) for event in events]
         self._reach_ns = max(self._reach_ns, passed[-1])
+        if passed[-1] - self._base[1] >= REBASE_NS:  # the event stays as it is until the next one takes over
+            self._base = (events.pop(), passed[-1])
         self._spare += events
         return [self._host(elapsed) for elapsed in passed]
 
     def _elapsed(self, event: Any) -> int:
-        elapsed_ms: float = self._anchor.event.elapsed_time(event)
-        return round(elapsed_ms * 1e6)
+        event_from, passed_ns = self._base
+        elapsed_ms: float = event_from.elapsed_time(event)
+        return passed_ns + round(elapsed_ms * 1e6)
 
     def _host(self, elapsed_ns: int) -> int:
         return self._anchor.host_ns + elapsed_ns + round(elapsed_ns * self.drift_ppb / 1_000_000_000)
