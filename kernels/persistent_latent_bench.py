@@ -84,7 +84,7 @@ TINY = LatentShape(
     owners=(0, 2),
 )
 BARE = replace(TINY, layers=2, dense_layers=0, dense_inter=0, owners=(), index_dim=0, index_heads=0)
-TOLERANCE = 2e-3  # of the logits' norm: fp16 activations, 22 bits between phases, a bf16 cache
+TOLERANCE = 4e-3  # of the logits' norm: fp16 activations, 22 bits between phases, a bf16 cache (1.5e-3 in three layers)
 CACHE_TOLERANCE = 4e-3  # of a row's norm: rounding to bf16 after sums in another order
 CLOSE = 1e-3  # scores nearer than this may be chosen the other way round
 CAPACITY = 2048
@@ -225,24 +225,24 @@ def _reference(
     return replace(followed, margin=expected.margin), True
 
 
-def random_weights(shape: LatentShape) -> LatentWeights:
+def random_weights(shape: LatentShape, device: torch.device | str = "cuda") -> LatentWeights:
     """Random weights straight in the kernel's layouts, scaled so that activations keep an order of one."""
     layers = tuple(
         LatentLayer(
             **{
-                name: None if wanted is None else _random_tensor(shape, name, wanted)
+                name: None if wanted is None else _random_tensor(shape, name, wanted, device)
                 for name, wanted in expected_layer(shape, index).items()
             }  # type: ignore[arg-type]
         )
         for index in range(shape.layers)
     )
-    whole = {name: _random_tensor(shape, name, wanted) for name, wanted in expected_model(shape).items()}
+    whole = {name: _random_tensor(shape, name, wanted, device) for name, wanted in expected_model(shape).items()}
     return LatentWeights(whole["embedding"], whole["head"], whole["final_norm"], layers)
 
 
-def _random_tensor(shape: LatentShape, name: str, wanted: Extents) -> torch.Tensor:
+def _random_tensor(shape: LatentShape, name: str, wanted: Extents, device: torch.device | str) -> torch.Tensor:
     dtype, extents = wanted
-    tensor = torch.empty(extents, dtype=dtype, device="cuda")
+    tensor = torch.empty(extents, dtype=dtype, device=device)
     if name in ("gate_up", "down"):
         tensor.view(torch.int64).random_(-(2**63), None)
         scales = tensor[..., extents[-1] // mxfp4_tiles.UNIT_BYTES * mxfp4_tiles.UNIT_WEIGHT_BYTES :]
@@ -252,7 +252,7 @@ def _random_tensor(shape: LatentShape, name: str, wanted: Extents) -> torch.Tens
         words = tensor.view(torch.int64).random_(-(2**63), None)
         words.bitwise_and_(int.from_bytes(b"\xbf\xdf" * 4, "little", signed=True))
         factor = 1 / (0.6 * (fp8_tiles.UNIT_COLUMNS * extents[1]) ** 0.5)
-        tail = torch.tensor([factor, factor, 0, 0], dtype=torch.float32, device="cuda").view(torch.uint8)
+        tail = torch.tensor([factor, factor, 0, 0], dtype=torch.float32, device=device).view(torch.uint8)
         tensor[..., fp8_tiles.UNIT_WEIGHT_BYTES :] = tail
     elif name == "index_norm":
         tensor[0], tensor[1] = 1, 0

@@ -10,6 +10,7 @@ import torch
 from workbench.decode.bytes import step_bytes
 from workbench.decode.cache import KVCache
 from workbench.decode.experts import Experts
+from workbench.decode.fp8 import Fp8
 from workbench.decode.layers import SwiGLU
 from workbench.decode.mla import LatentAttention
 from workbench.decode.model import Block, Target
@@ -22,6 +23,7 @@ from workbench.kernels import (
     fp8_tiles,
     latent_reference,
     mxfp4_cuda,
+    mxfp4_tiles,
     nvrtc,
     persistent_latent,
     persistent_latent_bench,
@@ -376,6 +378,32 @@ def test_every_layer_kind_reaches_the_logits(model: LatentModel) -> None:
             doubled = replace(layer, **{name: getattr(layer, name) * 1.5})
             layers = (*model.layers[:index], doubled, *model.layers[index + 1 :])
             assert name == "attention_norm" or not torch.equal(logits(replace(model, layers=layers)), plain)
+
+
+def test_weights_drawn_in_the_kernels_layouts_are_of_order_one() -> None:
+    """No NaN code, outputs of order one for inputs of order one, every tensor as the kernel takes it."""
+    torch.manual_seed(0)
+    drawn = persistent_latent_bench.random_weights(TINY, "cpu")
+    check_weights(TINY, drawn, torch.device("cpu"))
+    assert persistent_latent_bench.packed_bytes(TINY) == weight_bytes(drawn)
+    last = drawn.layers[-1]
+    values, scales = fp8_tiles.unpack_fp8(last.out)
+    assert not bool(((values.view(torch.uint8) & 0x7F) == 0x7F).any())
+    matrix = values_of(Fp8(values, scales), torch.float64)
+    assert float((matrix * matrix).sum(dim=1).mean()) == pytest.approx(1.0, rel=0.1)
+    assert last.gate_up is not None
+    blocks, exponents = mxfp4_tiles.unpack_tiles(last.gate_up, TINY.hidden, order="halves")
+    experts = mxfp4_cuda.dequantise(blocks, exponents)
+    assert 0.2 < float((experts * experts).sum(dim=-1).mean()) < 5
+
+
+def test_as_many_layers_are_timed_as_fit() -> None:
+    assert persistent_latent_bench.layers_that_fit(130 << 30) == 78
+    fewer = persistent_latent_bench.layers_that_fit(40 << 30)
+    assert 20 < fewer < 78
+    assert persistent_latent_bench.packed_bytes(persistent_latent_bench.first_layers(fewer)) < 32 << 30
+    with pytest.raises(UnfitError, match="four layers need"):
+        persistent_latent_bench.layers_that_fit(8 << 30)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -1,0 +1,109 @@
+"""kernels/cuda/persistent_latent.cu, its own source, run on the CPU and held to float64."""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from workbench.kernels import latent_reference, nvrtc, persistent_latent, persistent_latent_bench
+from workbench.kernels.latent_shape import LatentShape
+from workbench.kernels.persistent_latent import LatentPlan
+from workbench.kernels.persistent_shape import rope_table
+
+Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
+TINY, BARE = persistent_latent_bench.TINY, persistent_latent_bench.BARE
+CAPACITY = 48
+
+
+def plan_for(shape: LatentShape, grid: int) -> LatentPlan:
+    """Few warps and stages. Everyone polls: which lanes are active is not modelled."""
+    plan = persistent_latent.make_plan(shape, grid, warps=8, stages=4, in_flight=2)
+    return replace(plan, gate=False)
+
+
+def words(arguments: list[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
+    return (ctypes.c_uint64 * len(arguments))(*(argument.value or 0 for argument in arguments))
+
+
+def simulated(
+    build: Build, shape: LatentShape, plan: LatentPlan, positions: list[int], *, forced: bool = False
+) -> list[torch.Tensor]:
+    """Run the kernel on the CPU at ``positions``, one launch after the other on the same scratch memory; compare with
+    float64, return the logits."""
+    library = build("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(shape, plan))
+    assert library.shared_bytes() <= persistent_latent.shared_bytes(shape, plan)
+    generator = torch.Generator().manual_seed(1)
+    model = latent_reference.random_model(shape, generator)
+    weights = latent_reference.pack_model(shape, model)
+    rope = rope_table(CAPACITY, shape.rope, persistent_latent_bench.THETA)
+    buffers = persistent_latent.make_buffers(shape, plan, weights, CAPACITY, rope, torch.device("cpu"))
+    caches = (buffers.latents, buffers.index_keys)
+    for cache in caches:
+        cache.normal_(generator=generator)
+    copies = [cache.clone() for cache in caches]
+    table = persistent_latent_bench.forced_table(shape, 3, generator) if forced else None
+    token, logits = 5, []
+    for seed, position in enumerate(positions):
+        buffers.state[:2].copy_(torch.tensor([token, position], dtype=torch.int32))
+        buffers.logits.fill_(float("nan"))
+        arguments = words(persistent_latent.step_arguments(weights, buffers, CAPACITY, table))
+        assert library.run_step(arguments, seed) == 0, "the step deadlocked"
+        row = None if table is None else table[position % len(table)]
+        expected = latent_reference.reference_step(
+            shape, model, token, position, copies[0], copies[1], rope, forced=row
+        )
+        assert persistent_latent_bench.relative(buffers.logits, expected.logits) < persistent_latent_bench.TOLERANCE
+        assert torch.equal(buffers.routing.long(), expected.routing), expected.margin
+        for cache, copy in zip(caches, copies, strict=True):
+            if cache.numel():
+                error = persistent_latent_bench.relative(cache[:, position], copy[:, position].double())
+                assert error < persistent_latent_bench.CACHE_TOLERANCE
+                copy[:, position] = cache[:, position]
+                assert torch.equal(cache, copy)  # nothing else is written
+        token = int(buffers.logits.argmax())
+        assert buffers.state.tolist() == [token, position + 1, seed + 1, 0]
+        assert not buffers.sync.any()  # ready for the next step, and no error
+        if plan.lanes:
+            assert (buffers.lanes[:, :, 2] > buffers.lanes[:, :, 0]).all()
+        logits.append(buffers.logits.clone())
+    return logits
+
+
+def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
+    """Three launches of three layers, more uses than a tag has values; heads of one CTA each, one CTA beside them."""
+    simulated(build_kernel, TINY, plan_for(TINY, 5), [0, 1, 30])
+
+
+def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kernel: Build) -> None:
+    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True)
+    simulated(build_kernel, TINY, plan, [1, 47], forced=True)
+
+
+def test_source_on_the_cpu_with_heads_of_several_ctas_and_neither_indexer_nor_dense_layer(build_kernel: Build) -> None:
+    simulated(build_kernel, BARE, plan_for(BARE, 16), [0, 47])
+
+
+def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
+    """Prefetching and the stand-in for collectives."""
+    plan = plan_for(BARE, 9)
+    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3)
+    pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(("state", "flag"), [((5, CAPACITY), 2), ((272, 3), 4)])
+def test_a_bad_state_is_flagged_and_nothing_runs(build_kernel: Build, state: tuple[int, int], flag: int) -> None:
+    plan = plan_for(TINY, 5)
+    library = build_kernel("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(TINY, plan))
+    model = latent_reference.random_model(TINY, torch.Generator().manual_seed(0))
+    weights = latent_reference.pack_model(TINY, model)
+    rope = rope_table(CAPACITY, TINY.rope, persistent_latent_bench.THETA)
+    buffers = persistent_latent.make_buffers(TINY, plan, weights, CAPACITY, rope, torch.device("cpu"))
+    buffers.state[:2].copy_(torch.tensor(state, dtype=torch.int32))
+    arguments = words(persistent_latent.step_arguments(weights, buffers, CAPACITY, None))
+    assert library.run_step(arguments, 0) == 0
+    assert buffers.sync[persistent_latent.FLAGS_AT] == flag
+    assert not buffers.logits.any()
+    assert buffers.scratch.unique().tolist() == [persistent_latent.FRESH]
