@@ -8,6 +8,7 @@ own. 0 means that each event lies between its stamps within the residuals stated
 import json
 import sys
 import time
+from typing import Any
 
 from workbench.decode.clock import CudaClock
 from workbench.probes.marker import Marker
@@ -15,6 +16,7 @@ from workbench.probes.marker import Marker
 SEQUENCES = 4
 EVENTS = 40
 PAUSE_SECONDS = 0.05
+BUSY_CYCLES = 1_000_000
 TARGET_NS = 2_000
 
 
@@ -31,13 +33,14 @@ def main() -> int:
     clock = CudaClock(device)
     waited_ns = clock.residual_ns
     clock.use(marker.anchor)
+    busy: Any = torch.cuda._sleep
     outside, anchors = [], []
     for _ in range(SEQUENCES):
         clock.anchor()
         places, stamps = [], []
         for _ in range(EVENTS):
             time.sleep(PAUSE_SECONDS)
-            marker.pulse(1_000)
+            busy(BUSY_CYCLES)  # so that what follows is queued before the device gets to it
             marker.stamp()
             clock.mark()
             marker.stamp()
