@@ -112,6 +112,7 @@ constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
 static_assert(HIDDEN % 512 == 0 && Q_LORA % 128 == 0 && HEADS * V_DIM % 128 == 0 && NOPE % 16 == 0 && V_DIM % 16 == 0, "tiles");
+static_assert(NOPE / 4 <= kConsumers && KV_LORA / 4 % 32 == 0 && SHARED_INTER / 4 % 32 == 0 && DENSE_INTER / 4 % 32 == 0, "whole warps wait for words");
 static_assert(kAbsorbSteps <= kStageSteps && kValueSteps <= kStageSteps, "a tile of the absorbed halves fits a stage");
 static_assert(INTER % 64 == 0 && kDownStage <= 32, "a row tile of all chosen experts fits a stage");
 static_assert(SHARED_INTER % 128 == 0 && DENSE_INTER % 128 == 0, "units of the FFN");
@@ -169,7 +170,10 @@ struct Ring {
   __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
 };
 
-__device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
+__device__ __forceinline__ void consumer_sync() {
+  __syncwarp();  // bar.sync wants whole warps, and lanes may come from polling one by one
+  ptx::named_sync(kConsumerBarrier, kConsumers);
+}
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
   for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
@@ -380,7 +384,7 @@ __device__ __forceinline__ float number(u32 word) { return __uint_as_float(word 
 __device__ __forceinline__ float4 numbers(const uint4& v) { return make_float4(number(v.x), number(v.y), number(v.z), number(v.w)); }
 
 // word[i] = load(i), again until all have the tag. All loads go before the first check. With GATE one lane of a warp polls its last word before
-// the others ask: what every lane polls would cross L2 again and again while weights want to.
+// the others ask: what every lane polls would cross L2 again and again while weights want to. All lanes of a warp call it, or none.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[COUNT], u32 tag, Load load) {
   u64 start = 0;
@@ -395,11 +399,10 @@ __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[CO
     return true;
   };
 #if GATE
-  const u32 active = __activemask();
-  if ((int)(ptx::thread() & 31) == __ffs(active) - 1)
+  if ((ptx::thread() & 31) == 0)
     for (u32 polls = 0; is_late(load(COUNT - 1), tag) && !give_up(polls); ++polls) {
     }
-  __syncwarp(active);
+  __syncwarp();
 #endif
   bool late = true;
   for (u32 polls = 0; late; ++polls) {
@@ -896,12 +899,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     if (serves_head()) {
       consumer_sync();
       const u32* words = query_words + served * kQueryDim;
-      for (int i = tid; i < NOPE / 4; i += kConsumers) {
+      if (32 * warp < NOPE / 4) {
+        const int vector = min(tid, NOPE / 4 - 1);
         uint4 raw[1];
-        await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(words + 4 * i); });
+        await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(words + 4 * vector); });
         const float4 v = numbers(raw[0]);
-        store_split(sh, 2 * i, v.x, v.y);
-        store_split(sh, 2 * i + 1, v.z, v.w);
+        store_split(sh, 2 * vector, v.x, v.y);  // the last one again by the lanes that have none
+        store_split(sh, 2 * vector + 1, v.z, v.w);
       }
       consumer_sync();
       stamp(lanes, record + kAbsorb, 1);
