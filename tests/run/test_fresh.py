@@ -9,16 +9,16 @@ import pytest
 from workbench import runner
 from workbench.errors import InputError
 from workbench.run import fresh, probe_child
-from workbench.run.fresh import fresh_costs, modes
+from workbench.run.fresh import fresh_costs, modes, processes
 from workbench.runner import run_scenario
-from workbench.scenario import Scenario
+from workbench.scenario import Scenario, Variant
 from workbench.trace.bundle import Bundle
 
 MakeScenario = Callable[..., Scenario]
 
 
 class Processes:
-    """Stands for subprocess.run: answers by mode, and keeps the questions."""
+    """Stands for subprocess.run: answers by the last mode of its process, and keeps the questions."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers, self.questions = answers, list[dict[str, Any]]()
@@ -26,7 +26,7 @@ class Processes:
     def __call__(self, command: list[str], *, input: str, **more: Any) -> Any:
         question = json.loads(input)
         self.questions.append(question)
-        answer = self.answers[question["mode"]]
+        answer = self.answers[question["modes"][-1]]
         if isinstance(answer, Exception):
             raise answer
         if isinstance(answer, str):
@@ -40,10 +40,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> Processes
     return processes
 
 
-GOOD = {
-    "none": {"walls": [100, 300, 200], "instruments": []},
-    "traced": {"walls": [500, 700, 600], "instruments": ["host"]},
-}
+CLEAN = {"walls": [100, 300, 200], "instruments": []}
+GOOD = {"traced": {"none": CLEAN, "traced": {"walls": [500, 700, 600], "instruments": ["host"]}}}
 
 
 def test_costs_of_processes_of_their_own_are_in_the_manifest(
@@ -56,8 +54,8 @@ def test_costs_of_processes_of_their_own_are_in_the_manifest(
         runner, "build_pipeline", lambda *rest: (built.append(len(processes.questions)), plain(*rest))[1]
     )
     run_scenario(scenario("instruments.fresh_process=true"), tmp_path / "b")
-    assert [question["mode"] for question in processes.questions] == ["none", "traced"] * 2
-    assert built[0] == 4  # before this process holds the model
+    assert [question["modes"] for question in processes.questions] == [["none", "traced"]] * 2
+    assert built[0] == 2  # before this process holds the model
     with Bundle.open(tmp_path / "b") as bundle:
         found = [cost for cost in bundle.manifest.perturbation if cost.fresh]
         assert [(cost.variant, cost.instrument, cost.clean_step_ns, cost.traced_step_ns) for cost in found] == [
@@ -71,7 +69,9 @@ def test_costs_of_processes_of_their_own_are_in_the_manifest(
     ("answer", "why"),
     [
         ("Traceback\nMemoryError: no room\n\n", "its process ended with 1: MemoryError: no room"),
-        ({"error": "mode 'traced': no step was decoded"}, "mode 'traced': no step was decoded"),
+        ({"error": "the machine has no GPU"}, "the machine has no GPU"),
+        ({"none": CLEAN, "traced": {"error": "mode 'traced': it broke"}}, "mode 'traced': it broke"),
+        ({**GOOD["traced"], "none": {"error": "mode 'none': no step was decoded"}}, "mode 'none': no step was decoded"),
         (subprocess.TimeoutExpired("x", 600), "its process took longer than 600 s"),
     ],
 )
@@ -99,24 +99,34 @@ def test_modes_are_those_that_the_device_has(scenario: MakeScenario, monkeypatch
     assert modes(persistent) == ["none", "sampled", "laned", "traced"]
 
 
-@pytest.mark.parametrize(("mode", "steps", "instruments"), [("none", 5, []), ("traced", 5, ["host"])])
-def test_a_child_measures_one_variant_under_one_mode(
-    scenario: MakeScenario, mode: str, steps: int, instruments: list[str]
-) -> None:
+def test_the_profiler_shares_a_process_with_no_other_instrument() -> None:
+    assert processes(["none", "sampled", "laned", "traced"]) == [["none", "laned", "sampled"], ["none", "traced"]]
+    assert processes(["none", "traced"]) == [["none", "traced"]]
+    assert processes(["none"]) == []
+
+
+def test_a_child_measures_one_variant_under_its_modes(scenario: MakeScenario) -> None:
     variant = scenario().variants()[0]
-    answer = probe_child.measure({"variant": variant.settings(), "folder": variant.folder, "mode": mode})
-    assert answer["instruments"] == instruments
-    assert len(answer["walls"]) == steps - 1  # the first is warm-up
-    assert all(wall > 0 for wall in answer["walls"])
+    question = {"variant": variant.settings(), "folder": variant.folder, "modes": ["none", "traced", "laned"]}
+    answers = probe_child.measure(question)
+    assert list(answers) == ["none", "traced", "laned"]
+    for mode, instruments in (("none", []), ("traced", ["host"])):
+        assert answers[mode]["instruments"] == instruments
+        assert len(answers[mode]["walls"]) == 5 - 1  # the first is warm-up
+        assert all(wall > 0 for wall in answers[mode]["walls"])
+    assert answers["laned"] == {"error": "mode 'laned': not on cpu"}
 
 
 def test_a_child_says_why_it_has_no_answer(
     scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variant = scenario().variants()[0]
-    question = {"variant": variant.settings(), "folder": variant.folder, "mode": "sampled"}
-    with pytest.raises(InputError, match="mode 'sampled': not on cpu"):
-        probe_child.measure(question)
+    variant = scenario('engine.device="cpu"').variants()[0]
+    question = {"variant": variant.settings(), "folder": variant.folder, "modes": ["none"]}
+
+    def refuse(variant: Variant) -> None:
+        raise InputError("no such weights")
+
+    monkeypatch.setattr(probe_child, "build_pipeline", refuse)
     monkeypatch.setattr("json.load", lambda stream: question)
     assert probe_child.main() == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"error": "mode 'sampled': not on cpu"}
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"error": "no such weights"}

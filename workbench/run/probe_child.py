@@ -1,7 +1,8 @@
-"""One variant under one mode in a process of its own: reads JSON on stdin, prints JSON on its last line.
+"""One variant under some modes, one after the other, in a process of its own: JSON on stdin, JSON on its last line.
 
-In: ``{"variant": settings, "folder": …, "mode": "none" | "sampled" | "laned" | "traced"}``. Out: ``{"walls": [ns, …],
-"instruments": [names]}``, walls of the steps that are not warm-up, or ``{"error": one line}``.
+In: ``{"variant": settings, "folder": …, "modes": ["none" | "sampled" | "laned" | "traced", …]}``. Out, by mode:
+``{"walls": [ns, …], "instruments": [names]}``, walls of the steps that are not warm-up, or ``{"error": one line}``;
+``{"error": …}`` alone where no mode could be measured.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from workbench.decode.engine import SequenceRecord
-from workbench.decode.pipeline import build_pipeline
+from workbench.decode.pipeline import Pipeline, build_pipeline
 from workbench.errors import InputError, WorkbenchError
 from workbench.run.bench import CudaBench
 from workbench.run.passes import laned_pass, sampled_pass, traced_pass
@@ -29,37 +30,48 @@ STEPS = 64
 
 
 def measure(question: dict[str, Any]) -> dict[str, Any]:
-    """Run the question's mode and return the answer. Raises WorkbenchError as a run does."""
+    """Run the question's modes in their order and return the answers. Raises WorkbenchError where none can be run."""
     variant = Variant.model_validate({**question["variant"], "folder": question["folder"]})
     torch.set_num_threads(variant.engine.threads or torch.get_num_threads())
     pipeline = build_pipeline(variant)
-    mode = question["mode"]
     # Once without counting: kernels compile, caches fill.
     prompt = pipeline.prompts[0]
     for _ in pipeline.engine.decode(prompt.tokens, variant.prompts.new_tokens, SequenceRecord(len(prompt.tokens))):
         pass
+    answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="workbench-cost-") as folder, ExitStack() as stack:
         # The passes write a bundle; it goes away with the folder.
         writer = stack.enter_context(BundleWriter.create(Path(folder) / "bundle", Manifest()))
         run = Run(writer, lambda *_: None)
         bench = stack.enter_context(CudaBench(run, pipeline.device)) if pipeline.device.type == "cuda" else None
-        if mode == "none":
-            limit = max(variant.instruments.sampled_steps, variant.measure.traced_steps) or STEPS
-            decode_sequence(run, pipeline, prompt, "clean", lambda _: nullcontext(), limit=limit)
-        elif mode == "traced":
-            traced_pass(run, pipeline, bench, None)
-        elif bench is not None and mode == "sampled":
-            sampled_pass(run, pipeline, bench)
-        elif bench is not None and mode == "laned":
-            laned_pass(run, pipeline, bench)
-        else:
-            raise InputError(f"mode {mode!r}: not on {pipeline.device.type}")
-        run_pass = "clean" if mode == "none" else mode
-        walls = [wall for place in run.walls.get((variant.name, run_pass), {}).values() for wall in place]
-        if not walls:
-            reasons = [missing.why for missing in run.missing.get(variant.name, [])] or ["no step was decoded"]
-            raise InputError(f"mode {mode!r}: {reasons[0]}")
-        return {"walls": walls, "instruments": run.recorded.get((variant.name, run_pass), [])}
+        for mode in question["modes"]:
+            try:
+                answers[mode] = _measure(mode, run, pipeline, bench)
+            except WorkbenchError as error:
+                answers[mode] = {"error": str(error)}
+    return answers
+
+
+def _measure(mode: str, run: Run, pipeline: Pipeline, bench: CudaBench | None) -> dict[str, Any]:
+    variant = pipeline.variant
+    known = len(run.missing.get(variant.name, []))
+    if mode == "none":
+        limit = max(variant.instruments.sampled_steps, variant.measure.traced_steps) or STEPS
+        decode_sequence(run, pipeline, pipeline.prompts[0], "clean", lambda _: nullcontext(), limit=limit)
+    elif mode == "traced":
+        traced_pass(run, pipeline, bench, None)
+    elif bench is not None and mode == "sampled":
+        sampled_pass(run, pipeline, bench)
+    elif bench is not None and mode == "laned":
+        laned_pass(run, pipeline, bench)
+    else:
+        raise InputError(f"mode {mode!r}: not on {pipeline.device.type}")
+    run_pass = "clean" if mode == "none" else mode
+    walls = [wall for place in run.walls.get((variant.name, run_pass), {}).values() for wall in place]
+    if not walls:
+        reasons = [missing.why for missing in run.missing.get(variant.name, [])[known:]] or ["no step was decoded"]
+        raise InputError(f"mode {mode!r}: {reasons[0]}")
+    return {"walls": walls, "instruments": run.recorded.get((variant.name, run_pass), [])}
 
 
 def main() -> int:
