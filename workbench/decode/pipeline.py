@@ -32,7 +32,7 @@ from workbench.decode.rungs.fit import (
     variant_spec,
 )
 from workbench.decode.rungs.grouping import ExpertForm
-from workbench.decode.rungs.plan import PLANS, stays_packed
+from workbench.decode.rungs.plan import PLANS, plan_of, stays_packed
 from workbench.decode.rungs.store import Held, WeightStore
 from workbench.decode.spec import ModelSpec
 from workbench.decode.weights import load_dflash, shipped_folder
@@ -90,7 +90,8 @@ def build_pipeline(variant: Variant, store: WeightStore | None = None) -> Pipeli
     where = f"variant {variant.name!r}"
     device = resolve_device(variant.engine.device, where)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    spec, plan = variant_spec(variant), PLANS[variant.engine.rung]
+    spec = variant_spec(variant)
+    plan = plan_of(variant.engine.rung, spec)
     stored = load_policy(variant.precision.policy, shipped=spec.shipped)
     prompts = _prompts(variant, spec)
     if variant.engine.kind == "sglang":

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from workbench.decode.precision import load_policy
 from workbench.decode.presets import load_preset
-from workbench.decode.rungs.plan import PLANS, stays_packed
+from workbench.decode.rungs.plan import plan_of, stays_packed
 from workbench.decode.tensor_rows import byte_model_rows
 from workbench.errors import InputError
 from workbench.scenario import Variant
@@ -77,7 +77,7 @@ def _rows(manifest: Manifest, record: VariantRecord, steps: list[RecordedStep]) 
     stored = load_policy(variant.precision.policy, shipped=whole.shipped)
     if variant.engine.kind == "workbench":
         base = "bf16" if _on_gpu(manifest, variant) else "fp32"
-        held = PLANS[variant.engine.rung].held(stored, base, packed=stays_packed(variant))
+        held = plan_of(variant.engine.rung, whole).held(stored, base, packed=stays_packed(variant))
     else:
         held = stored
     return byte_model_rows(variant, whole, stored, held, steps=steps, tp=variant.model.tp)

@@ -164,11 +164,7 @@ def laned_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
 
 def lane_source(forward: Any) -> LaneSource:
     """Return how the stamps of a laned ``PersistentForward`` or ``WideForward`` are read and named."""
-    from workbench.decode.rungs.persistent_wide import WideForward
-    from workbench.kernels import persistent, persistent_wide
-
-    engine = forward.engine
-    phases = persistent_wide.PHASES if isinstance(forward, WideForward) else persistent.PHASES
+    engine, phases = forward.engine, forward.phases
     attention = phases.index("attention")
     kernel = engine.kernel
     return LaneSource(

@@ -9,7 +9,7 @@ from workbench.decode.precision import TensorClass, load_policy
 from workbench.decode.presets import load_preset
 from workbench.decode.rungs import fit
 from workbench.decode.rungs.fit import check_variant, check_variants, held_bytes, variant_spec
-from workbench.decode.rungs.plan import PLANS
+from workbench.decode.rungs.plan import PLANS, plan_of
 from workbench.errors import ExitCode, InputError, UnfitError
 from workbench.runner import run_scenario
 from workbench.scenario import RUNGS, Variant, parse_scenario
@@ -27,6 +27,9 @@ def model(preset: str, rung: str, policy: str = "as-shipped", more: str = "") ->
     engine = {{ rung = "{rung}" }}
     {more}
     """
+
+
+GLM_STEP = model("glm-5.2", "persistent", "mxfp4-experts-fp8").replace("random", 'random", tp = 8, routing = "uniform')
 
 
 @pytest.fixture
@@ -187,6 +190,32 @@ def test_what_is_held_follows_the_rung() -> None:
             "model.routing: rung 'persistent' routes for itself",
         ),
         (
+            GLM_STEP + 'drafter = { kind = "simulated", depth = 3, accept_length = 2.5 }',
+            "drafter.depth: rung 'persistent' scores one token a step of an MLA model, not 4; drafter.kind 'none'",
+        ),
+        (
+            GLM_STEP.replace("mxfp4-experts-fp8", "mxfp4-experts"),
+            "precision.policy: rung 'persistent' needs qkv_a in fp8, 'mxfp4-experts' has bf16; use mxfp4-experts-fp8",
+        ),
+        (
+            GLM_STEP.replace("mxfp4-experts-fp8", "mimo-release"),
+            "precision.policy: rung 'persistent' needs o_proj in fp8, 'mimo-release' has bf16",
+        ),
+        (
+            GLM_STEP.replace("mxfp4-experts-fp8", "fp8"),
+            "rung 'persistent' needs routed experts in mxfp4, 'fp8' of glm-5.2 tp8 has fp8",
+        ),
+        (
+            GLM_STEP.replace("tp = 8", "tp = 4"),
+            "glm-5.2 tp4: persistent step: inter must be at most 256 with top_k 8, not 512",
+        ),
+        (
+            model("qwen3-30b-a3b", "persistent", "mxfp4-experts")
+            .replace('"random"', '"random", tp = 2')
+            .replace('persistent"', 'persistent", collective_us = 8'),
+            "engine.collective_us: rung 'persistent' of qwen3-30b-a3b tp2 waits for no other rank; leave it out",
+        ),
+        (
             model("gpt-oss-20b", "graph").replace('graph"', 'graph", faults = ["low-split"]'),
             "'low-split' does not apply to rung 'graph'",
         ),
@@ -264,3 +293,21 @@ def test_every_persistent_variant_counts_its_own_weights(gpu: Any) -> None:
     check_variants(two)
     gpu(3 * packed - 1)
     assert "variant 'v1': rung 'persistent' of gpt-oss-20b: " in complaint(UnfitError, two)
+
+
+def test_the_step_of_a_glm_slice_takes_choices_and_collectives_and_its_variants_share_weights(gpu: Any) -> None:
+    ahead = GLM_STEP.replace('persistent"', 'persistent", run_ahead = true, collective_us = 8')
+    two = variants(GLM_STEP, ahead.replace("uniform", "skewed"))
+    gpu(1e12)
+    check_variants(two)
+    spec, stored = variant_spec(two[0]), load_policy("mxfp4-experts-fp8")
+    packed, relaid = (
+        held_bytes(spec, plan.held(stored, "bf16", packed=True))
+        for plan in (PLANS["eager"], plan_of("persistent", spec))
+    )
+    experts = TensorClass.ROUTED_EXPERTS
+    assert packed[experts] == relaid[experts] == pytest.approx(48.1e9, rel=0.01)
+    gpu(packed.total() + relaid.total())  # experts twice, FP8 beside bf16, for both variants
+    check_variants(two)
+    gpu(packed.total() + relaid.total() - 1)
+    assert "variant 'v0': rung 'persistent' of glm-5.2 tp8: " in complaint(UnfitError, two)

@@ -16,7 +16,13 @@ from workbench.decode.rungs import persistent
 from workbench.decode.rungs.agreement import agreement, fill_context
 from workbench.decode.rungs.forward import EagerForward
 from workbench.decode.rungs.packed import PackedExperts
-from workbench.decode.rungs.persistent import PersistentForward, checkpoint_layer, step_shape, step_weights
+from workbench.decode.rungs.persistent import (
+    PersistentForward,
+    checkpoint_layer,
+    persistent_forward,
+    step_shape,
+    step_weights,
+)
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.decode.spec import ModelSpec
@@ -26,6 +32,7 @@ from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.persistent_shape import check_weights, rope_table
 
 CPU = torch.device("cpu")
+Rung = PersistentForward[persistent_kernel.PersistentEngine]
 CAPACITY = 32
 SHAPE: dict[str, Any] = {
     "name": "tiny-64",
@@ -120,17 +127,15 @@ class FakeEngine(persistent_kernel.PersistentEngine):
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> PersistentForward:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Rung:
     """The rung over a kernel that is bookkeeping only."""
     monkeypatch.setattr(persistent, "PersistentEngine", FakeEngine)
     monkeypatch.setattr(persistent, "captured", lambda works, device, reset: works)
     target, packed, _ = build(CPU)
-    return PersistentForward(target, packed, CAPACITY)
+    return persistent_forward(target, packed, CAPACITY)
 
 
-def test_a_loop_that_follows_the_kernel_writes_nothing(
-    fake: PersistentForward, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_that_follows_the_kernel_writes_nothing(fake: Rung, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, prompt = Engine(fake, NoDrafter(), SamplingRule(), verify=DeviceVerifier(1, CPU)), [3, 90, 7]
     writes: list[int] = []
     copy_, fill_, state = Tensor.copy_, Tensor.fill_, fake.engine.buffers.state
@@ -160,7 +165,7 @@ def test_a_loop_that_follows_the_kernel_writes_nothing(
         assert record.tokens == wanted
 
 
-def test_a_step_that_went_wrong_is_refused_where_its_token_is_read(fake: PersistentForward) -> None:
+def test_a_step_that_went_wrong_is_refused_where_its_token_is_read(fake: Rung) -> None:
     scores = fake.score(torch.tensor([[500]]))
     with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
         DeviceVerifier(1, CPU)(Proposal(torch.empty(0, dtype=torch.int64)), scores, torch.Generator())
@@ -168,7 +173,7 @@ def test_a_step_that_went_wrong_is_refused_where_its_token_is_read(fake: Persist
     assert fake.engine.ran[-1] == (5, 0)
 
 
-def test_the_loop_runs_ahead_of_the_kernel(fake: PersistentForward) -> None:
+def test_the_loop_runs_ahead_of_the_kernel(fake: Rung) -> None:
     prompt, verify = [3, 90, 7], DeviceVerifier(1, CPU)
     found = []
     for ahead in (None, verify):
@@ -180,7 +185,7 @@ def test_the_loop_runs_ahead_of_the_kernel(fake: PersistentForward) -> None:
     assert found[0] == found[1]
 
 
-def test_a_launch_that_goes_wrong_ends_the_text_at_its_own_step(fake: PersistentForward) -> None:
+def test_a_launch_that_goes_wrong_ends_the_text_at_its_own_step(fake: Rung) -> None:
     prompt, verify = [3, 90, 7], DeviceVerifier(1, CPU)
     engine = Engine(fake, NoDrafter(), SamplingRule(), verify=verify, ahead=verify)
     kernel = cast("FakeEngine", fake.engine)
@@ -204,7 +209,7 @@ def test_a_launch_that_goes_wrong_ends_the_text_at_its_own_step(fake: Persistent
 def test_the_captured_launch_runs_ahead() -> None:
     device = torch.device("cuda")
     target, packed, _ = build(device)
-    forward, verify, texts = PersistentForward(target, packed, CAPACITY), DeviceVerifier(1, device), []
+    forward, verify, texts = persistent_forward(target, packed, CAPACITY), DeviceVerifier(1, device), []
     for ahead in (None, verify, None, verify):
         engine, record = Engine(forward, NoDrafter(), SamplingRule(), verify=verify, ahead=ahead), SequenceRecord(4)
         steps = [(step.context, step.tokens, step.experts) for step in engine.decode([3, 90, 7, 11], 24, record)]
@@ -219,7 +224,7 @@ def test_the_captured_launch_runs_ahead() -> None:
 def test_a_loop_over_the_captured_launch_is_the_kernel_s_own_sequence() -> None:
     device = torch.device("cuda")
     target, packed, _ = build(device)
-    forward, prompt = PersistentForward(target, packed, CAPACITY), [3, 90, 7, 11]
+    forward, prompt = persistent_forward(target, packed, CAPACITY), [3, 90, 7, 11]
     texts = []
     for one in (forward, forward.laned()):
         engine, record = Engine(one, NoDrafter(), SamplingRule(), verify=DeviceVerifier(1, device)), SequenceRecord(4)
@@ -248,7 +253,7 @@ def test_a_loop_over_the_captured_launch_is_the_kernel_s_own_sequence() -> None:
 def test_one_launch_scores_as_the_eager_rung(changes: dict[str, Any]) -> None:
     device = torch.device("cuda")
     target, packed, expanded = build(device, **changes)
-    forward, eager = PersistentForward(target, packed, CAPACITY), EagerForward(expanded, CAPACITY)
+    forward, eager = persistent_forward(target, packed, CAPACITY), EagerForward(expanded, CAPACITY)
     for context in (0, 5, 20):
         fill_context(forward, context)
         fill_context(eager, context)

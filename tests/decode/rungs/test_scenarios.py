@@ -77,12 +77,23 @@ def test_nano_acceptance_pairs_w4a16_with_w4a8() -> None:
 def test_rank_ladders_run_one_slice_with_collectives_of_stated_length(name: str, spec_name: str) -> None:
     variants = load_scenario(name).variants()
     assert {variant_spec(variant).name for variant in variants} == {spec_name}
-    assert {variant.engine.collective_us for variant in variants} == {8.0}
+    alone = {variant.name for variant in variants if not variant.engine.collective_us}
+    assert alone == ({"splitk-overlap-alone", "persistent-alone"} if name == "ladder-glm-5.2-rank" else set())
+    assert {variant.engine.collective_us for variant in variants if variant.name not in alone} == {8.0}
     assert {variant.model.routing for variant in variants} == {"uniform"}
     assert {variant.drafter.width for variant in variants} == {1, 4, 8}
     rungs = {variant.engine.rung for variant in variants}
     assert {"eager", "graph", "splitk", "livequant-naive", "livequant-fused", "livequant-pq"} <= rungs
     assert ("fused" in rungs) == (name == "ladder-glm-5.2-rank-fp8")
+
+
+def test_the_glm_ladder_ends_in_one_launch_a_step_with_and_without_running_ahead_and_collectives() -> None:
+    variants = {variant.name: variant for variant in load_scenario("ladder-glm-5.2-rank").variants()}
+    names = ("persistent", "persistent-ahead", "persistent-alone")
+    assert {variants[name].engine.rung for name in names} == {"persistent"}
+    assert [variants[name].engine.run_ahead for name in names] == [False, True, False]
+    assert [variants[name].engine.collective_us for name in names] == [8.0, 8.0, 0.0]
+    assert {variants[name].drafter.width for name in names} == {1}
 
 
 def test_the_slope_covers_widths_up_to_16_on_one_rung() -> None:

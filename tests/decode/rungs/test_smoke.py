@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from workbench.decode.presets import load_preset
+from workbench.decode.rank import rank_slice
 from workbench.decode.rungs import smoke
 from workbench.decode.rungs.agreement import Agreement
 from workbench.decode.rungs.smoke import Case, cases, passed, table
@@ -86,8 +88,19 @@ def test_the_order_of_cases() -> None:
     assert Case("splitk", 1, collective_us=smoke.COLLECTIVE_US) in slices
     assert Case("livequant-fused", 1, policy="fp8") in slices
     assert all(case.rung != "persistent" for case in slices)
+    latent = list(cases(list(RUNGS), [1, 4], rank=True, fp8=True, latent=True))
+    assert latent[-2:] == [Case("persistent", 1), Case("persistent", 1, collective_us=smoke.COLLECTIVE_US)]
+    assert all(case.rung != "persistent" for case in cases(list(RUNGS), [4], rank=True, latent=True))
     left_out = table([{"case": "fp4 T=4", "error_text": "left out: the time was up"}], 1e12)
     assert left_out.endswith("left out: the time was up")
+
+
+def test_the_persistent_step_of_a_slice_is_held_to_16_bit_activations() -> None:
+    spec = rank_slice(load_preset("glm-5.2"), 8)
+    case = Case("persistent", 1)
+    assert smoke.policy_of(case, spec) == "mxfp4-experts-fp8"
+    assert smoke.tolerance_of(case, spec) == smoke.TOLERANCE
+    assert smoke.tolerance_of(Case("livequant-fused", 1), spec) == smoke.RANK_TOLERANCE
 
 
 def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:

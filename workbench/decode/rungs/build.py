@@ -14,12 +14,13 @@ from workbench.decode.rungs.forward import AheadForward, EagerForward, Forward
 from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
 from workbench.decode.rungs.plain import PlainStep
-from workbench.decode.rungs.plan import PLANS, RungPlan
+from workbench.decode.rungs.plan import RungPlan, plan_of
 from workbench.decode.rungs.routing import drawn_choices, recorded_choices, with_choices
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
 from workbench.decode.rungs.twin import narrow_activations, round_activations, shift_taps, unshare_head
 from workbench.decode.rungs.verifiers import DeviceVerifier, UnfusedVerifier
+from workbench.decode.spec import MLA
 from workbench.scenario import Engine as EngineSettings
 from workbench.scenario import Variant
 
@@ -44,7 +45,7 @@ def build_rung(variant: Variant, held: Held, capacity: int, acceptance: Acceptan
     CUDA graphs are captured here, one for each width that the drafter leads to. The variant was checked before
     (workbench/decode/rungs/fit.py); memory that runs out here is torch's own error.
     """
-    plan, faults = PLANS[variant.engine.rung], frozenset(variant.engine.faults)
+    plan, faults = plan_of(variant.engine.rung, held.target.spec), frozenset(variant.engine.faults)
     widths = sorted({1, variant.drafter.width})
     held = replace(held, target=_as_asked(variant, held.target))
     experts: ExpertForm | None = None
@@ -111,13 +112,16 @@ def _forward(
     faults, ahead = frozenset(engine.faults), engine.run_ahead
     target = shift_taps(held.target) if "tap-off-by-one" in faults else held.target
     if plan.persistent:
-        from workbench.decode.rungs.persistent import PersistentForward  # needs the CUDA toolchain
+        from workbench.decode.rungs.persistent import persistent_forward  # needs the CUDA toolchain
+        from workbench.decode.rungs.persistent_latent import latent_forward
         from workbench.decode.rungs.persistent_wide import wide_forward
 
         packed = [part for part in held.packed if isinstance(part, PackedExperts)]  # fit.py lets only MXFP4 through
+        if isinstance(target.spec.attention, MLA):
+            return latent_forward(target, packed, capacity, relaid=held.relaid)
         if widths[-1] > 1:
             return wide_forward(target, packed, capacity, widths[-1], decide=decide, ahead=ahead)
-        return PersistentForward(target, packed, capacity)
+        return persistent_forward(target, packed, capacity)
     if not plan.kernels and "w4a8" in faults:
         target = narrow_activations(target)
     if "w4a4" in faults:

@@ -38,3 +38,12 @@ def with_collectives(target: Target, microseconds: float) -> Target:
         if isinstance(block, Block):
             block.collective = standin
     return other
+
+
+def collective_ns(target: Target) -> int:
+    """Return how long ``target`` waits behind attention and behind the FFN of every layer, ns; 0: it does not.
+
+    For a step that runs no blocks and waits inside its own kernel.
+    """
+    waits = {block.collective.nanoseconds for block in target.blocks if isinstance(block.collective, StandIn)}
+    return max(waits, default=0)

@@ -10,7 +10,7 @@ from workbench.decode.precision import Policy, TensorClass, load_policy
 from workbench.decode.presets import load_preset
 from workbench.decode.rank import rank_slice
 from workbench.decode.rungs.faults import check_faults
-from workbench.decode.rungs.plan import MAX_WIDTH, PLANS, stays_packed
+from workbench.decode.rungs.plan import LIVE_CLASSES, MAX_WIDTH, PLANS, RungPlan, plan_of, stays_packed
 from workbench.decode.spec import GQA, MLA, ModelSpec
 from workbench.decode.tensors import target_weights
 from workbench.errors import InputError, UnfitError
@@ -88,7 +88,7 @@ def _check_devices(variants: Sequence[Variant]) -> None:
 def check_variant(variant: Variant, spec: ModelSpec) -> None:
     """Raise InputError where rung, shape, precision and faults of ``variant`` do not go together."""
     where, rung = f"variant {variant.name!r}", variant.engine.rung
-    plan, policy = PLANS[rung], load_policy(variant.precision.policy, shipped=spec.shipped)
+    plan, policy = plan_of(rung, spec), load_policy(variant.precision.policy, shipped=spec.shipped)
     check_faults(variant)
     if variant.engine.overlap and not plan.kernels:
         raise InputError(f"{where}: engine.overlap: rung {rung!r} launches no kernels of its own", hint="leave it out")
@@ -97,23 +97,37 @@ def check_variant(variant: Variant, spec: ModelSpec) -> None:
     if variant.engine.run_ahead:
         _check_ahead(variant, where)
     _check_experts(variant, spec, policy, where)
-    cls = TensorClass.QKV_A if isinstance(spec.attention, MLA) else TensorClass.QKV
-    if plan.dense != "bf16" and policy.of(cls).name != "fp8":
-        raise InputError(
-            f"{where}: precision.policy: rung {rung!r} needs {cls} in fp8, {policy.name!r} has {policy.of(cls).name}",
-            hint="use mxfp4-experts-fp8",
-        )
+    for cls in _needs_fp8(plan, spec):
+        if policy.of(cls).name != "fp8":
+            has = f"{policy.name!r} has {policy.of(cls).name}"
+            raise InputError(
+                f"{where}: precision.policy: rung {rung!r} needs {cls} in fp8, {has}", hint="use mxfp4-experts-fp8"
+            )
     if "w4a8" in variant.engine.faults and policy.of(TensorClass.ROUTED_EXPERTS).name != "mxfp4":
         raise InputError(
             f"{where}: engine.faults: 'w4a8' needs routed experts in mxfp4", hint="change precision.policy"
         )
-    if variant.model.routing != "router" and (spec.moe is None or plan.persistent):
-        why = "routes for itself" if plan.persistent else f"of {spec.name} has no experts to choose"
+    own = plan.persistent and not isinstance(spec.attention, MLA)  # kernels that neither take choices nor wait
+    if variant.model.routing != "router" and (spec.moe is None or own):
+        why = "routes for itself" if own else f"of {spec.name} has no experts to choose"
         raise InputError(f"{where}: model.routing: rung {rung!r} {why}", hint="leave it out")
+    if variant.engine.collective_us and own:
+        raise InputError(
+            f"{where}: engine.collective_us: rung {rung!r} of {spec.name} waits for no other rank", hint="leave it out"
+        )
     if plan.persistent:
         _check_persistent(spec, variant.drafter.width, where)
     if plan.kernels:
         _check_kernels(spec, variant.drafter.width, where)
+
+
+def _needs_fp8(plan: RungPlan, spec: ModelSpec) -> list[TensorClass]:
+    """Return the classes that must be stored in FP8: the attention's first, or all, where nothing wider is read."""
+    if plan.dense == "bf16":
+        return []
+    if plan.dense == "fp8-weights":
+        return [cls for cls in TensorClass if cls in LIVE_CLASSES and cls is not TensorClass.QKV]
+    return [TensorClass.QKV_A if isinstance(spec.attention, MLA) else TensorClass.QKV]
 
 
 def _check_ahead(variant: Variant, where: str) -> None:
@@ -160,9 +174,13 @@ def _check_experts(variant: Variant, spec: ModelSpec, policy: Policy, where: str
 
 def _check_persistent(spec: ModelSpec, width: int, where: str) -> None:
     from workbench.decode.rungs.persistent import step_shape  # imports the kernels' launchers
+    from workbench.decode.rungs.persistent_latent import check_latent
     from workbench.decode.rungs.persistent_wide import check_width
 
     try:
+        if isinstance(spec.attention, MLA):
+            check_latent(spec, width)
+            return
         step_shape(spec)
         check_width(spec, width)
     except InputError as error:
@@ -232,16 +250,16 @@ def _check_memory(variants: Sequence[Variant]) -> None:
     """Raise UnfitError naming the largest tensor class where the distinct sets of weights exceed what is free.
 
     Sets are shared as the store shares them (store.py): one for each way to hold the experts, and beside it, once,
-    the block FP8 forms that livequant rungs multiply. The persistent rung has a layout of its own: each
-    of its variants holds all anew.
+    the block FP8 forms that livequant rungs multiply. The persistent rung has a layout of its own: of MLA models its
+    variants share it, else each of them holds all anew.
     """
     needed: dict[str, Counter[str]] = {"cpu": Counter(), "cuda": Counter()}
     seen: set[tuple[object, ...]] = set()
     for variant in variants:
         spec, where = variant_spec(variant), f"variant {variant.name!r}"
-        plan, device = PLANS[variant.engine.rung], resolve_device(variant.engine.device, where)
+        plan, device = plan_of(variant.engine.rung, spec), resolve_device(variant.engine.device, where)
         policy, base = load_policy(variant.precision.policy, shipped=spec.shipped), base_format(device)
-        packed, live = stays_packed(variant), plan.fp8(policy)
+        packed, live = stays_packed(variant), plan.live(policy)
         key = (spec, variant.model.weights, variant.model.seed, policy.name, device.type, packed)
         bytes_of = needed[device.type]
         parts: list[tuple[tuple[object, ...], Policy, frozenset[TensorClass]]]
@@ -249,7 +267,8 @@ def _check_memory(variants: Sequence[Variant]) -> None:
         if live:
             parts.append(((*key, live), Policy("live", dict.fromkeys(live, "fp8")), live))
         if plan.persistent:
-            parts.append(((*key, "persistent", variant.name), plan.held(policy, base), frozenset(TensorClass)))
+            whose = "" if isinstance(spec.attention, MLA) else variant.name
+            parts.append(((*key, "persistent", whose), plan.held(policy, base), frozenset(TensorClass)))
         for part, held, classes in parts:
             if part not in seen:
                 seen.add(part)

@@ -39,6 +39,7 @@ from workbench.decode.rungs.wrapped import WrappedForward
 from workbench.errors import InputError, UnfitError
 from workbench.kernels.budget import Budget, save
 from workbench.kernels.persistent import PersistentEngine
+from workbench.kernels.persistent_latent import LatentEngine
 from workbench.scenario import Variant, parse_scenario
 
 WARMUP = 8
@@ -250,7 +251,7 @@ def _middle(values: Sequence[float]) -> float:
 def _kernel_us(forward: Forward) -> float | None:
     """Return the persistent kernel's time, launched back to back from where the sequence ended."""
     engine = getattr(forward, "engine", None)
-    if not isinstance(engine, PersistentEngine):
+    if not isinstance(engine, (PersistentEngine, LatentEngine)):
         return None
     first = forward.length - LAUNCHES
     engine.start(0, first)

@@ -1,16 +1,18 @@
-"""The persistent rung: one launch takes a token through the whole model (workbench/kernels/persistent.py).
+"""The persistent rung: one launch takes a token through the whole model.
 
-The kernel is written for the gpt-oss family: clamped activation, no QK-norm, one head size. It has its own layout of
-every weight, and it runs one token a step, so it goes with no drafter.
+There are two kernels of one token a step, each with its own layout of every weight: one for the gpt-oss family
+(workbench/kernels/persistent.py: clamped activation, no QK-norm, one head size), made here, and one for rank slices of
+latent attention, made by persistent_latent.py. The forward is the same around both.
 
-It chooses the next token and counts the position itself, so a step in a loop that follows it is one graph: the launch,
-and one copy of token, chosen experts and error flags to pinned memory. There are two such graphs, used in turns, that
-differ in where they copy to: a loop can run ahead of what it has read.
+A kernel chooses the next token and counts the position itself, so a step in a loop that follows it is one graph: the
+launch, and one copy of token, chosen experts and error flags to pinned memory. There are two such graphs, used in
+turns, that differ in where they copy to: a loop can run ahead of what it has read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields, replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from workbench.decode.spec import GQA, ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.mxfp4_layout import restore
-from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, PersistentEngine, StepPlan
+from workbench.kernels.persistent import FLAGS_AT, PHASES, STATE_WORDS, PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
 
 NO_SINK = -1e30
@@ -116,12 +118,55 @@ def step_weights(target: Target, packed: Sequence[PackedExperts], shape: StepSha
     return StepWeights(**places)
 
 
+class LaunchBuffers(Protocol):
+    """What the forward reads and writes of a launch: ``words`` are ``sync``, ``state`` and the routing in one piece;
+    ``state`` begins with token and position."""
+
+    state: Tensor
+    sync: Tensor
+    words: Tensor
+
+
+class LaunchEngine(Protocol):
+    """A kernel that takes one token through a model: ``PersistentEngine``, ``LatentEngine``."""
+
+    device: torch.device
+    capacity: int
+
+    @property
+    def buffers(self) -> LaunchBuffers:
+        """What a launch reads and writes besides weights."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the last step, fp32 [vocab]."""
+
+    @property
+    def routing(self) -> Tensor:
+        """Experts of the last step, int32 [layers with experts, top_k]."""
+
+    def start(self, token: int, position: int = 0) -> None:
+        """Set the token that the next step reads and the position it stands at."""
+
+    def step(self) -> None:
+        """Enqueue one step on the current stream."""
+
+    def check(self) -> None:
+        """Raise UnfitError if a step since the last check went wrong; waits for the device."""
+
+    def refuse(self, flags: int) -> None:
+        """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong."""
+
+
+EngineT = TypeVar("EngineT", bound=LaunchEngine)
+
+
 class PersistentReport:
     """What a launch leaves in the host's memory; a step that went wrong is refused where it is read."""
 
-    def __init__(self, engine: PersistentEngine) -> None:
+    def __init__(self, engine: LaunchEngine) -> None:
         buffers = engine.buffers
-        self._engine = engine
+        self._engine, self._shape = engine, (len(engine.routing), 1, engine.routing.shape[1])
         self._state, self._routing = len(buffers.sync), len(buffers.sync) + STATE_WORDS
         self.words = HostWords(len(buffers.words), engine.device)
 
@@ -132,7 +177,7 @@ class PersistentReport:
 
     def experts(self) -> Words:
         """Wait for the launch and return its experts."""
-        return self._read()[self._routing :].reshape(self._engine.shape.layers, 1, self._engine.shape.top_k)
+        return self._read()[self._routing :].reshape(self._shape)
 
     def _read(self) -> Words:
         words = self.words.read()
@@ -140,30 +185,36 @@ class PersistentReport:
         return words
 
 
-class PersistentForward:
-    """The persistent kernel as a forward of one token a step. Scores have logits and experts; no hidden state leaves
-    the launch, so ``hidden`` is NaN: whoever reads it is found out."""
+class PersistentForward(Generic[EngineT]):
+    """A persistent kernel as a forward of one token a step. Scores have logits and experts; no hidden state leaves
+    the launch, so ``hidden`` is NaN: whoever reads it is found out.
+
+    ``phases``: what the kernel's stamps of one layer are called, in order.
+    """
 
     def __init__(
-        self, target: Target, packed: Sequence[PackedExperts], capacity: int, plan: StepPlan | None = None
+        self,
+        target: Target,
+        engine: EngineT,
+        *,
+        phases: Sequence[str],
+        laned: Callable[[], EngineT],
+        slabs: Callable[[EngineT], list[tuple[Tensor, Tensor]]],
     ) -> None:
-        """``plan``: how the step is cut up; the fastest measured without one (``persistent.make_plan``).
-
-        Raises InputError for a model the kernel does not take, UnfitError without a GPU of compute capability 9.
-        """
-        spec, shape = target.spec, step_shape(target.spec)
+        """``laned`` makes an engine over the same weights whose kernel stamps its phases; ``slabs`` are its caches as
+        :meth:`caches` returns them."""
         self.length = 0
-        self._capacity = capacity
-        rope = rope_table(capacity, shape.head_dim, spec.rope_theta, target.device)
-        weights = step_weights(target, packed, shape)
-        self._hidden = torch.full((1, 1, spec.hidden), float("nan"), dtype=target.dtype, device=target.device)
-        self._take(PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan, device=target.device))
+        self.phases = tuple(phases)
+        self._laned, self._slabs = laned, slabs
+        hidden = target.spec.hidden
+        self._hidden = torch.full((1, 1, hidden), float("nan"), dtype=target.dtype, device=target.device)
+        self._take(engine)
 
-    def _take(self, engine: PersistentEngine) -> None:
+    def _take(self, engine: EngineT) -> None:
         """Run ``engine``: capture its launch and the copy behind it."""
         buffers = engine.buffers
         self._engine, self._reports = engine, [PersistentReport(engine) for _ in range(2)]
-        self._next = buffers.state[:1]
+        self._next, self._place = buffers.state[:1], buffers.state[1:2]
         self._position: int | None = None  # where the device's next step stands
         self._turn, self._unread = 0, list[PersistentReport]()
         self._scores = [
@@ -195,34 +246,23 @@ class PersistentForward:
         return self._engine.device
 
     @property
-    def engine(self) -> PersistentEngine:
+    def engine(self) -> EngineT:
         """The kernel and its buffers."""
         return self._engine
 
-    def laned(self) -> "PersistentForward":
+    def laned(self) -> "PersistentForward[EngineT]":
         """Return a forward over the same weights whose kernel stamps its phases, with a cache of its own.
 
         Raises UnfitError where its buffers do not fit.
         """
-        engine = self._engine
         other = copy(self)
         other.length = 0
-        other._take(
-            PersistentEngine(
-                engine.shape,
-                engine.weights,
-                capacity=engine.capacity,
-                rope=engine.buffers.rope,
-                plan=replace(engine.plan, lanes=True),
-                device=engine.device,
-            )
-        )
+        other._take(self._laned())
         return other
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
         """The kernel's slabs."""
-        buffers = self._engine.buffers
-        return list(zip(buffers.keys, buffers.values, strict=True))
+        return self._slabs(self._engine)
 
     def prefill(self, tokens: Tensor) -> Scores:
         """Run the prompt token by token."""
@@ -243,29 +283,27 @@ class PersistentForward:
         """Run one token."""
         if tokens.shape[1] != 1:
             raise InputError(f"persistent: {tokens.shape[1]} tokens a step; it runs one", hint="drafter.kind 'none'")
-        if self.length >= self._capacity:
-            raise InputError(f"KV cache: {self.length} + 1 positions exceed its capacity {self._capacity}")
-        state = self._engine.buffers.state
+        if self.length >= self._engine.capacity:
+            raise InputError(f"KV cache: {self.length} + 1 positions exceed its capacity {self._engine.capacity}")
         if tokens.data_ptr() != self._next.data_ptr():
-            state[:1].copy_(tokens[0])
+            self._next.copy_(tokens[0])
         if self._position != self.length:
-            state[1:].fill_(self.length)
+            self._place.fill_(self.length)
         scores = self._enqueue()
         self._position = self.length + 1
         return scores
 
     def stand(self, last: Tensor) -> None:
         """Put token and position where the next launch reads them."""
-        state = self._engine.buffers.state
-        state[:1].copy_(last)
-        state[1:].fill_(self.length)
+        self._next.copy_(last)
+        self._place.fill_(self.length)
 
     def follow(self, drafts: Tensor, *, latest: int, keep: int | None = None) -> Scores:
         """Enqueue one launch; it reads what the last one left."""
         if drafts.shape[0]:
             raise InputError("persistent: a step of one token takes no drafts", hint="drafter.kind 'none'")
-        if latest >= self._capacity:
-            raise InputError(f"KV cache: {latest} + 1 positions exceed its capacity {self._capacity}")
+        if latest >= self._engine.capacity:
+            raise InputError(f"KV cache: {latest} + 1 positions exceed its capacity {self._engine.capacity}")
         scores = self._enqueue()
         self._position = None
         self._unread = [*self._unread[-1:], self._reports[1 - self._turn]]
@@ -282,3 +320,28 @@ class PersistentForward:
         self._replays[turn]()
         self._reports[turn].words.renew()
         return self._scores[turn]
+
+
+def persistent_forward(
+    target: Target, packed: Sequence[PackedExperts], capacity: int, plan: StepPlan | None = None
+) -> PersistentForward[PersistentEngine]:
+    """Return the rung of the gpt-oss family. ``plan``: how the step is cut up; the fastest measured without one
+    (``persistent.make_plan``).
+
+    Raises InputError for a model the kernel does not take, UnfitError without a GPU of compute capability 9.
+    """
+    shape = step_shape(target.spec)
+    rope = rope_table(capacity, shape.head_dim, target.spec.rope_theta, target.device)
+    weights = step_weights(target, packed, shape)
+
+    def make(plan: StepPlan | None) -> PersistentEngine:
+        return PersistentEngine(shape, weights, capacity=capacity, rope=rope, plan=plan, device=target.device)
+
+    engine = make(plan)
+    return PersistentForward(
+        target, engine, phases=PHASES, laned=lambda: make(replace(engine.plan, lanes=True)), slabs=_slabs
+    )
+
+
+def _slabs(engine: PersistentEngine) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(engine.buffers.keys, engine.buffers.values, strict=True))

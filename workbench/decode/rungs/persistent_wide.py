@@ -24,6 +24,7 @@ from workbench.kernels.persistent_shape import rope_table
 from workbench.kernels.persistent_wide import (
     FLAGS_AT,
     MAX_TOKENS,
+    PHASES,
     WideEngine,
     WidePlan,
     compile_wide,
@@ -170,6 +171,8 @@ class WideStep:
 
 class WideForward(StaticForward[WideState]):
     """The wide launch as a forward; a step that went wrong is refused where it is read or before the next one."""
+
+    phases = PHASES
 
     def __init__(
         self,

@@ -1,14 +1,15 @@
 """What each rung of the ladder is: which product runs where, in which format, cut how."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from workbench.decode.precision import Policy, TensorClass
+from workbench.decode.spec import MLA, ModelSpec
 from workbench.scenario import Rung, Variant
 
-DenseForm = Literal["bf16", "fp8-naive", "fp8-fused", "fp8-pq"]
+DenseForm = Literal["bf16", "fp8-naive", "fp8-fused", "fp8-pq", "fp8-weights"]
 
 LIVE_CLASSES = frozenset(
     {
@@ -22,7 +23,7 @@ LIVE_CLASSES = frozenset(
         TensorClass.DENSE_FFN,
     }
 )
-"""What the livequant rungs multiply in block FP8 where the policy stores it so. Head and router stay bfloat16, and the
+"""What FP8 rungs hold and multiply in block FP8 where the policy stores it so. Head and router stay bfloat16, and the
 halves of MLA's ``kv_b``, which are absorbed."""
 
 ATTENTION_PROJECTIONS = frozenset({TensorClass.QKV, TensorClass.QKV_A, TensorClass.Q_B, TensorClass.O_PROJ})
@@ -39,8 +40,9 @@ class RungPlan:
     ``graph``: shapes are fixed and the step is a CUDA graph. ``kernels``: norms, rotary embedding, attention, router,
     experts and head are the Triton kernels of workbench/kernels. ``packed``: routed experts stay as they are stored
     (MXFP4, or FP8 where ``experts`` allows it); otherwise they are expanded to bfloat16 at load. ``dense``: how the
-    projections multiply. ``split``: Split-K where a product has fewer programs than the card can hold.
-    ``persistent``: one launch a step. ``experts``: stored formats that a packed rung takes.
+    projections multiply; ``fp8-weights``: weights stay block FP8, activations have 16 bits. ``split``:
+    Split-K where a product has fewer programs than the card can hold. ``persistent``: one launch a step. ``experts``:
+    stored formats that a packed rung takes.
     """
 
     graph: bool = True
@@ -62,10 +64,14 @@ class RungPlan:
         return not self.kernels and not self.persistent
 
     def fp8(self, stored: Policy) -> frozenset[TensorClass]:
-        """Return the classes that this rung multiplies in block FP8, kept as ``stored`` on disk."""
+        """Return the classes that this rung holds and reads in block FP8, kept as ``stored`` on disk."""
         if self.dense == "bf16":
             return frozenset()
         return frozenset(cls for cls in LIVE_CLASSES if stored.of(cls).name == "fp8")
+
+    def live(self, stored: Policy) -> frozenset[TensorClass]:
+        """Return those of :meth:`fp8` whose activations are quantised too, as they are multiplied."""
+        return frozenset() if self.dense == "fp8-weights" else self.fp8(stored)
 
     def held(self, stored: Policy, base: str, *, packed: bool | None = None) -> Policy:
         """Return in which format each tensor class is held and read, kept as ``stored`` on disk.
@@ -94,6 +100,12 @@ PLANS: Mapping[Rung, RungPlan] = MappingProxyType(
     }
 )
 """The ladder, from the slowest rung to the fastest."""
+
+
+def plan_of(rung: Rung, spec: ModelSpec) -> RungPlan:
+    """Return what ``rung`` is for ``spec``: the persistent rung of MLA models keeps projections in block FP8."""
+    plan = PLANS[rung]
+    return replace(plan, dense="fp8-weights") if plan.persistent and isinstance(spec.attention, MLA) else plan
 
 
 def stays_packed(variant: Variant) -> bool:

@@ -7,8 +7,9 @@ Times are of steps back to back, launch gaps included, the head and all; ``of th
 holds and must read, over the time, over the read bandwidth measured first.
 
 ``--tp 8`` runs the slice that one of eight ranks holds (GLM-5.2, MiMo): experts are then chosen from a drawn table, so
-that every row can be compared, FP8 experts are checked beside MXFP4 ones where the model ships them, and Split-K runs
-once more with stand-ins for the collectives.
+that every row can be compared, FP8 experts are checked beside MXFP4 ones where the model ships them, and Split-K and
+the persistent step run once more with stand-ins for the collectives. Of a slice the persistent rung is that of MLA
+models, one token a step.
 
 Width 1 of every rung goes first, wider steps as far as ``--seconds`` goes; what was left out is said. Exit status 1
 where a rung failed. The table comes last; ``$OUT/rungs_smoke.json`` holds every number.
@@ -36,16 +37,17 @@ from workbench.decode.rungs.forward import EagerForward, Forward
 from workbench.decode.rungs.fused import FusedStep
 from workbench.decode.rungs.grouping import ExpertForm, with_grouped_experts
 from workbench.decode.rungs.packed import PackedExperts
-from workbench.decode.rungs.persistent import PersistentForward
+from workbench.decode.rungs.persistent import persistent_forward
+from workbench.decode.rungs.persistent_latent import latent_forward
 from workbench.decode.rungs.persistent_wide import wide_forward
 from workbench.decode.rungs.plain import PlainStep
-from workbench.decode.rungs.plan import PLANS, RungPlan
+from workbench.decode.rungs.plan import PLANS, RungPlan, plan_of
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.reference import fp8_experts_twin, live_quant_twin
 from workbench.decode.rungs.routing import drawn_choices, with_choices
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
-from workbench.decode.spec import ModelSpec
+from workbench.decode.spec import MLA, ModelSpec
 from workbench.errors import InputError, UnfitError
 from workbench.hardware import measure_read_roof
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
@@ -141,9 +143,11 @@ def build(case: Case, weights: Weights, capacity: int) -> tuple[Forward, ExpertF
     device = held.target.device
     if plan.persistent:
         packed = [part for part in held.packed if isinstance(part, PackedExperts)]
+        if isinstance(weights.spec.attention, MLA):
+            return latent_forward(held.target, packed, capacity, relaid=held.relaid), None
         if case.width > 1:
             return wide_forward(held.target, packed, capacity, case.width), None
-        return PersistentForward(held.target, packed, capacity), None
+        return persistent_forward(held.target, packed, capacity), None
     experts: ExpertForm | None = None
     if plan.plain:
         target, experts = with_grouped_experts(held.target)
@@ -172,18 +176,19 @@ def build(case: Case, weights: Weights, capacity: int) -> tuple[Forward, ExpertF
 
 def reference(case: Case, weights: Weights) -> Target:
     """Return the eager target that computes what the rung should."""
-    plan, policy = PLANS[case.rung], policy_of(case, weights.spec)
+    plan, policy = plan_of(case.rung, weights.spec), policy_of(case, weights.spec)
     target = weights.get(policy, packed=policy == "fp8").target
     target = fp8_experts_twin(target) if plan.kernels and policy == "fp8" else target
-    return live_quant_twin(target, plan.fp8(load_policy(policy)))
+    return live_quant_twin(target, plan.live(load_policy(policy)))
 
 
 def tolerance_of(case: Case, spec: ModelSpec) -> float:
     """Return how far the logits may be off."""
-    plan, policy = PLANS[case.rung], policy_of(case, spec)
-    if not plan.kernels or (plan.dense == "bf16" and policy != "fp8"):
+    plan, policy = plan_of(case.rung, spec), policy_of(case, spec)
+    live = plan.live(load_policy(policy))
+    if not plan.kernels or (not live and policy != "fp8"):
         return TOLERANCE
-    return RANK_TOLERANCE if TensorClass.SHARED_EXPERTS in plan.fp8(load_policy(policy)) else LIVE_TOLERANCE
+    return RANK_TOLERANCE if TensorClass.SHARED_EXPERTS in live else LIVE_TOLERANCE
 
 
 def time_steps(forward: Forward, tokens: torch.Tensor, steps: int) -> tuple[float, float]:
@@ -245,7 +250,7 @@ def run_case(case: Case, weights: Weights, spec: ModelSpec, context: int, steps:
         repeatable = torch.equal(first.logits, got.logits[:, : case.width])
         built = time.monotonic() - begun
         ms, spread = time_steps(forward, text[0], steps)
-    plan, policy_name = PLANS[case.rung], policy_of(case, spec)
+    plan, policy_name = plan_of(case.rung, spec), policy_of(case, spec)
     distinct = [float(len(set(layer.flatten().tolist()))) for layer in first.experts]
     policy = plan.held(load_policy(policy_name), "bf16", packed=stays_packed(plan, policy_name))
     moved = step_bytes(spec, policy, width=case.width, context=context, distinct_experts=distinct or None).read_bytes
@@ -270,10 +275,13 @@ def passed(result: Agreement, tolerance: float) -> bool:
     return result.same >= SAME_SHARE * result.rows and result.error <= tolerance
 
 
-def cases(rungs: list[Rung], widths: list[int], *, rank: bool = False, fp8: bool = False) -> Iterator[Case]:
+def cases(
+    rungs: list[Rung], widths: list[int], *, rank: bool = False, fp8: bool = False, latent: bool = False
+) -> Iterator[Case]:
     """Yield every rung at the first width, then wider; Split-K also with overlapping launches. The persistent rung is
-    last: its compiler takes longest. ``rank``: a slice, which has no persistent rung but collectives; ``fp8``: the
-    model ships FP8 experts, so fused live quantisation runs with them too."""
+    last: its compiler takes longest. ``rank``: a slice, which has collectives, and a persistent rung, of one token a
+    step, where ``latent``: the model is an MLA model; ``fp8``: the model ships FP8 experts, so fused live quantisation
+    runs with them too."""
     for width in widths:
         for rung in rungs:
             if not PLANS[rung].persistent:
@@ -284,8 +292,13 @@ def cases(rungs: list[Rung], widths: list[int], *, rank: bool = False, fp8: bool
                 yield Case(rung, width, collective_us=COLLECTIVE_US)
             if rung == "livequant-fused" and fp8:
                 yield Case(rung, width, policy="fp8")
-    if not rank:
-        one_launch = [rung for rung in rungs if PLANS[rung].persistent]
+    one_launch = [rung for rung in rungs if PLANS[rung].persistent]
+    if latent and 1 in widths:
+        for rung in one_launch:
+            yield Case(rung, 1)
+            if rank:
+                yield Case(rung, 1, collective_us=COLLECTIVE_US)
+    elif not (rank or latent):
         yield from (Case(rung, width) for width in widths if width <= MAX_TOKENS for rung in one_launch)
 
 
@@ -332,7 +345,8 @@ def main(arguments: list[str] | None = None, *, device: torch.device | None = No
     widths = [int(width) for width in options.widths.split(",")]
     budget = Budget(options.seconds)
     try:
-        todo = list(cases(rungs, widths, rank=options.tp > 1, fp8=spec.shipped == "fp8"))
+        latent = isinstance(spec.attention, MLA)
+        todo = list(cases(rungs, widths, rank=options.tp > 1, fp8=spec.shipped == "fp8", latent=latent))
         report = _run(spec, todo, options.context, options.steps, budget, device, rank=options.tp > 1)
     finally:
         budget.finish()
@@ -356,7 +370,7 @@ def _run(
     report: dict[str, Any] = {"model": spec.name, "layers": spec.layers, "context": context, "rows": rows}
     report["roof_bytes_per_s"] = roof.value * 1e9
     for case in todo:
-        if choices is not None and PLANS[case.rung].persistent:
+        if choices is not None and PLANS[case.rung].persistent and not isinstance(spec.attention, MLA):
             why = f"left out: its kernel routes by itself, and beyond {FREE_LAYERS} layers no row can be compared"
             rows.append({"case": case.name, "error_text": why})
             continue

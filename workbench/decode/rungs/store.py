@@ -19,6 +19,7 @@ from workbench.errors import InputError
 from workbench.scenario import Variant
 
 if TYPE_CHECKING:
+    from workbench.decode.rungs.persistent_latent import Relaid
     from workbench.decode.rungs.products import Blocks
 
 
@@ -26,13 +27,15 @@ if TYPE_CHECKING:
 class Held:
     """One set of weights. ``packed``: the layers' experts as stored; then ``target``'s own have no storage.
 
-    ``blocks``: block FP8 forms of its matrices, made by the first rung that multiplies them and shared by the others.
+    ``blocks``: block FP8 forms of its matrices, ``relaid``: all weights as the persistent step of latent attention
+    reads them; both are made by the first rung that needs them and shared by the others.
     """
 
     target: Target
     mtp: MtpHead | None
     packed: tuple[HeldExperts, ...]
     blocks: "Blocks" = field(default_factory=dict)
+    relaid: "Relaid" = field(default_factory=dict)
 
 
 class WeightStore:
