@@ -69,6 +69,7 @@ class Marker:
         self._sms = 0
         self._silences = 0
         self._side: Any = None
+        self._seen: Any = None
         self._first: Fit | None = None
         self._prepared_ns = 0
         self._narrowest = 0
@@ -94,8 +95,11 @@ class Marker:
         self._sms = torch.cuda.get_device_properties(self._device).multi_processor_count
         # Room for a capture's stamps; 16 bytes each, so that every one is aligned alike and compiled once.
         self._out = torch.zeros(4096, 2, dtype=torch.int64, device=self._device)
+        self._seen = torch.zeros(16 + ANCHOR_EVENTS, dtype=torch.int64, device=self._device)
+        beside: Any = torch.cuda.Stream  # untyped in torch
         try:
             self.stamp()
+            self._side = beside(self._device)
             self.pulse(1_000)
             self.stamps()
             self._anchored()
@@ -190,10 +194,7 @@ class Marker:
 
         before = self.sync()
         stream = torch.cuda.current_stream(self._device)
-        beside: Any = torch.cuda.Stream  # untyped in torch
-        self._side = self._side or beside(self._device)
-        seen = torch.zeros(16 + ANCHOR_EVENTS, dtype=torch.int64, device=self._device)
-        word = StreamWord(seen.data_ptr())
+        seen, word = self._seen, StreamWord(self._seen.data_ptr())
         writes = word.write(stream.cuda_stream, 0)
         torch.cuda.synchronize(self._device)
         if writes:  # else the kernels after the events are the only bound from above
@@ -214,11 +215,10 @@ class Marker:
         device = fit([*before, *self.sync()])
         self._first = self._first or device
         passed = [round(events[0].elapsed_time(event) * 1e6) for event in events]
-        words = seen[16:].tolist()
-        placed = fit(event_brackets(passed, edges, words))
+        placed = fit(event_brackets(passed, edges, seen[16:].tolist()))
         host_ns, residual = device.place(placed.place(0)), device.residual_ns + placed.residual_ns
         drift = rate(self._first, device)
-        return EventAnchor(events[0], host_ns, residual, drift, device.residual_ns, all(words))
+        return EventAnchor(events[0], host_ns, residual, drift, device.residual_ns, writes)
 
     def _slots(self, count: int) -> Any:
         if self._taken + count > len(self._out):

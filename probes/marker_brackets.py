@@ -38,14 +38,15 @@ def event_brackets(passed_ns: Sequence[int], edges: Sequence[Span], seen_ns: Seq
     """Return brackets of events by ``%globaltimer``, with time counted from the first event.
 
     ``passed_ns``: of each event since the first; ``edges``: stamps of the kernels around them, one more than events;
-    ``seen_ns``: when the word written behind each event was seen, 0 where it was not. Both clocks tick (every 32 ns on
-    an H200): by one tick, as seen in the readings themselves, a bracket is wider than they say.
+    ``seen_ns``: when the word written behind each event was seen; where it was not, any time before the event. Both
+    clocks tick (every 32 ns on an H200): by one tick, as seen in the readings themselves, a bracket is wider than they
+    say.
     """
     origin = edges[0][0]
     tick = max(gcd(*passed_ns), gcd(*(time - origin for edge in edges for time in edge)))
     brackets = []
     for passed, (_, low), (high, _), seen in zip(passed_ns, edges[:-1], edges[1:], seen_ns, strict=True):
-        first, last = sorted((low, min(high, seen) if seen else high))
+        first, last = sorted((low, min(high, seen) if seen > low else high))
         brackets.append(Bracket(passed, first - tick, last + tick))
     return brackets
 
