@@ -24,7 +24,7 @@ def main() -> int:
     """Return 0 where every residual is within 2 us and no event is outside its bounds, else 1."""
     import torch
 
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     marker = Marker(device)
     if missing := marker.available():
         sys.stderr.write(f"{missing.why}\n")
