@@ -79,6 +79,17 @@ def test_the_diagnosis_is_that_of_the_source(thinned: Path) -> None:
         assert {cause.name: after.share(cause) for cause in after.causes} == pytest.approx(shares, abs=0.02)
 
 
+def test_the_last_gap_of_a_kept_step_keeps_its_cause(tmp_path: Path) -> None:
+    """The kernel that ends it may begin long after: here a traced step is followed by a pause of 3 ms."""
+    with Bundle.open(recorded_folder() / "slope-gpt-oss-20b-h200") as source:
+        path = thin(source, tmp_path / "out", Choice(traced=1))
+        with Bundle.open(path) as out:
+            for name in ("width-4", "width-8", "width-16"):
+                before, after = ({c.name: c.total_ns for c in Facts(b, name).accounting.causes} for b in (source, out))
+                assert after["verify-and-sampling"] >= 0.8 * before["verify-and-sampling"], name
+                assert after.get("unexplained", 0) <= 0.0005 * sum(before.values()), name
+
+
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     with Bundle.open(SOURCE) as source:
         choice = Choice(traced=1, sampled=1, lanes=0, bin_us=100, drop=("host", "syncs"))

@@ -1,9 +1,9 @@
 """A smaller copy of a bundle, to be committed or sent: all clean steps, and the first few of each instrumented pass.
 
-What is kept is kept whole: a kept step has all its kernels, calls and waits, and the ids are the source's. Calls of the
-host that a kept kernel was launched by are kept with all that encloses them, and a kept call has all its kernels, so no
-launch loses its kernel. Counter samples of kept steps may be merged into longer ones. The result is the same for the
-same source and choice.
+What is kept is kept whole: a kept step has all its kernels, calls and waits, and the kernel after it, and the ids are
+the source's. Calls of the host that a kept kernel was launched by are kept with all that encloses them, and a call
+within a kept step has all its kernels, so no launch loses its kernel. Counter samples of kept steps may be merged into
+longer ones. The result is the same for the same source and choice.
 """
 
 from dataclasses import dataclass
@@ -158,7 +158,7 @@ def _device_and_host(tables: dict[str, pa.Table], steps: pa.Table) -> None:
     in_time = _overlap(host, spans)
     places = {name: place for place, name in enumerate(pc.unique(steps["variant"]).to_pylist())}
     called, launched = _launches(host, places), _launches(kernels, places)
-    runs = _overlap(kernels, spans) | _stamped(kernels, steps)
+    runs = _overlap(kernels, spans) | _next(kernels, steps) | _stamped(kernels, steps)
     runs |= (launched >= 0) & np.isin(launched, called[in_time & (called >= 0)])
     keep = in_time | ((called >= 0) & np.isin(called, launched[runs]))
     waits = _overlap(syncs, spans)
@@ -182,8 +182,8 @@ def _device_and_host(tables: dict[str, pa.Table], steps: pa.Table) -> None:
 
 def _windows(kept: pa.Table) -> dict[str, list[tuple[int, int]]]:
     """Return by variant the spans of kept traced steps. Each begins up to a step's length early, so that the calls that
-    launched its first kernels, and what the host did before them, lie within, and ends late, for what ended its last
-    gap."""
+    launched its first kernels, and what the host did before them, lie within, and ends late, for what the host did in
+    its last gap."""
     spans: dict[str, list[tuple[int, int]]] = {}
     columns = ("variant", "run_pass", "start_ns", "end_ns")
     for variant, kind, start, end in zip(*(kept[name].to_pylist() for name in columns), strict=True):
@@ -196,7 +196,7 @@ LEAD_NS = 2_000_000
 """How long before a step its first launch may lie at most."""
 
 TAIL_NS = 200_000
-"""How long after a step the kernel may begin that ends its last gap."""
+"""How long after a step calls are kept."""
 
 
 def _overlap(table: pa.Table, spans: dict[str, list[tuple[int, int]]]) -> Flags:
@@ -208,6 +208,20 @@ def _overlap(table: pa.Table, spans: dict[str, list[tuple[int, int]]]) -> Flags:
         mine = variants == variant
         for first, last in own:
             found |= mine & (start < last) & (end > first)
+    return found
+
+
+def _next(kernels: pa.Table, steps: pa.Table) -> Flags:
+    """Return the first kernel after each kept traced step: it ends the step's last gap, however late it begins, and
+    without it nothing says what the device waited for."""
+    found = np.zeros(kernels.num_rows, bool)
+    start = _ints(kernels, "start_ns")
+    variants = np.array(kernels["variant"].to_pylist(), object)
+    traced = steps.filter(pc.equal(steps["run_pass"], "traced"))
+    for variant, end in zip(traced["variant"].to_pylist(), traced["end_ns"].to_pylist(), strict=True):
+        later = np.flatnonzero((variants == variant) & (start >= end))
+        if len(later):
+            found[later[np.argmin(start[later])]] = True
     return found
 
 
