@@ -34,8 +34,9 @@ from workbench.errors import InputError
 
 ROWS = 16
 COLUMNS = 64
-_SIGN_BIT = (15, 12, 14, 13)
-_MAGNITUDE_BIT = (6, 3, 0, 9)
+SIGN_BIT = (15, 12, 14, 13)
+MAGNITUDE_BIT = (6, 3, 0, 9)
+"""Where the sign, and the lowest of the three other bits, of each pair's codes are in a half-word."""
 
 RowOrder = Literal["plain", "interleaved", "stacked"]
 
@@ -95,7 +96,7 @@ def relayout(blocks: torch.Tensor, scales: torch.Tensor, order: RowOrder) -> tup
         for pair in range(4):
             for half in range(2):
                 code = codes[..., pair // 2, pair % 2, half]
-                bits = (code >> 3) << _SIGN_BIT[pair] | (code & 7) << _MAGNITUDE_BIT[pair]
+                bits = (code >> 3) << SIGN_BIT[pair] | (code & 7) << MAGNITUDE_BIT[pair]
                 word |= bits << (16 * half)
         words[expert] = word.view(tiles, chunks, 128)
         grouped = scales[expert][source].view(tiles, 2, 8, chunks, 2).permute(0, 3, 2, 4, 1).to(torch.int32)
@@ -117,7 +118,7 @@ def restore(words: torch.Tensor, scale_words: torch.Tensor, order: RowOrder) -> 
         for pair in range(4):
             for half in range(2):
                 bits = word >> (16 * half)
-                halves.append((bits >> _SIGN_BIT[pair] & 1) << 3 | bits >> _MAGNITUDE_BIT[pair] & 7)
+                halves.append((bits >> SIGN_BIT[pair] & 1) << 3 | bits >> MAGNITUDE_BIT[pair] & 7)
         codes = torch.stack(halves, dim=-1).view(tiles, chunks, 8, 4, 2, 2, 2, 2, 2)
         codes = codes.permute(0, 4, 2, 1, 6, 3, 7, 5, 8).reshape(rows, groups * 32).to(torch.uint8)
         blocks[expert, source] = (codes[:, 0::2] | codes[:, 1::2] << 4).view(rows, groups, 16)

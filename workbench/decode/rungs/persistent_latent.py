@@ -23,9 +23,9 @@ from workbench.decode.rungs.persistent import PersistentForward
 from workbench.decode.rungs.persistent_wide import CARD_SMS
 from workbench.decode.spec import MLA, ModelSpec
 from workbench.errors import InputError
-from workbench.kernels import fp8_tiles, mxfp4_tiles, persistent_layout
+from workbench.kernels import fp8_tiles, persistent_layout
 from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights
-from workbench.kernels.mxfp4_layout import restore
+from workbench.kernels.mxfp4_retile import retile
 from workbench.kernels.persistent_latent import PHASES, LatentEngine, LatentPlan, make_plan
 from workbench.kernels.persistent_shape import rope_table
 
@@ -115,10 +115,6 @@ def _layer(name: str, block: Block, *, experts: PackedExperts | None) -> LatentL
     if owned is not None:
         low |= {"attention.indexer.wk": owned.wk.weight, "attention.indexer.weights": owned.weights.weight}
         queries["attention.indexer.wq_b"] = owned.wq_b.weight
-    gate_up = down = None
-    if experts is not None:
-        gate_up = mxfp4_tiles.pack_tiles(*restore(*experts.gate_up, "stacked"), order="halves")
-        down = mxfp4_tiles.pack_tiles(*restore(*experts.down, "plain"))
     where = f"{name}.ffn" if routed is None else f"{name}.ffn.shared"
     gate, up = (_exact(f"{where}.gate_up", part) for part in feed.gate_up.weight.chunk(2))
     return LatentLayer(
@@ -134,8 +130,8 @@ def _layer(name: str, block: Block, *, experts: PackedExperts | None) -> LatentL
         ffn_norm=block.ffn_norm.weight.detach(),
         router=None if routed is None else routed.router.weight.detach().T.contiguous(),
         correction=_correction(routed),
-        gate_up=gate_up,
-        down=down,
+        gate_up=None if experts is None else retile(*experts.gate_up),
+        down=None if experts is None else retile(*experts.down),
         feed_up=fp8_tiles.pack_gate_up(gate.values, gate.scales, up.values, up.scales),
         feed_down=_merged(where, {"down": feed.down.weight}),
     )
