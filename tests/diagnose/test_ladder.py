@@ -59,6 +59,14 @@ def test_what_is_not_comparable_is_left_out(make_bundle: Make, device_run: Make)
     planted = {"rung": "fused", "faults": ["register-cap"]}
     other = {"rung": "fused", "threads": 3}
     assert ladder(merged(make_bundle, {"a": (run, {"rung": "graph"}), "b": (run, planted), "c": (run, other)})) == ()
+    runs = {
+        "low": (run, {"rung": "splitk", "collective_us": 8.0}),
+        "low-alone": (run, {"rung": "splitk", "overlap": True, "collective_us": 0}),
+        "high": (run, {"rung": "persistent", "collective_us": 8.0}),
+        "high-alone": (run, {"rung": "persistent", "collective_us": 0}),
+    }
+    pairs = [(step.lower, step.higher) for step in ladder(merged(make_bundle, runs))]
+    assert pairs == [("low", "high"), ("low-alone", "high-alone")]
 
 
 def test_rungs_that_lie_apart_lose_all_that_lies_between(make_bundle: Make, device_run: Make) -> None:

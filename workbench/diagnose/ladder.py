@@ -125,7 +125,8 @@ def ladder(variants: list[Facts]) -> tuple[LadderStep, ...]:
         if rung not in MAIN + LIVE or engine.get("faults") or facts.tok_s is None:
             continue
         same = {key: facts.settings.get(key) for key in ("model", "drafter", "sampling", "prompts")}
-        key = repr(sorted(same.items())) + repr(engine.get("threads")) + facts.device
+        also = (engine.get("threads"), engine.get("collective_us") or 0)
+        key = repr(sorted(same.items())) + repr(also) + facts.device
         options = frozenset(name for name in OPTIONS if engine.get(name))
         groups.setdefault(key, {}).setdefault((str(rung), options), facts)
     steps = []
