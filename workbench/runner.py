@@ -273,7 +273,7 @@ def _write_limits(run: Run, pipelines: list[Pipeline]) -> None:
                     "pipeline",
                     "collectives",
                     f"one rank of {variant.model.tp} runs on one GPU",
-                    fallback=f"a kernel that waits {length:g} us twice a layer, modelled",
+                    fallback=f"a wait of {length:g} us on the device twice a layer, modelled",
                     fix="measure them on two GPUs: python -m workbench.decode.rungs.collective_bench",
                 ),
             )

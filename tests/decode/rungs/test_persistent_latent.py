@@ -2,6 +2,7 @@
 GPU."""
 
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -19,6 +20,7 @@ from workbench.decode.presets import load_preset
 from workbench.decode.rank import first_layers, rank_slice
 from workbench.decode.rungs import persistent, persistent_latent
 from workbench.decode.rungs.agreement import agreement, fill_context
+from workbench.decode.rungs.build import build_rung
 from workbench.decode.rungs.collectives import collective_ns, with_collectives
 from workbench.decode.rungs.forward import EagerForward
 from workbench.decode.rungs.packed import PackedExperts
@@ -28,6 +30,7 @@ from workbench.decode.rungs.plan import PLANS, plan_of
 from workbench.decode.rungs.random_model import random_model
 from workbench.decode.rungs.routing import drawn_choices, with_choices
 from workbench.decode.rungs.smoke import COLLECTIVE_US, TOLERANCE, passed
+from workbench.decode.rungs.store import Held
 from workbench.decode.rungs.verifiers import DeviceVerifier
 from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError
@@ -35,6 +38,7 @@ from workbench.kernels import fp8_tiles, mxfp4_tiles, persistent_layout
 from workbench.kernels import persistent_latent as kernel
 from workbench.kernels.latent_shape import LatentLayer, check_weights
 from workbench.kernels.mxfp4_layout import restore
+from workbench.scenario import parse_scenario
 
 CPU = torch.device("cpu")
 CAPACITY = 32
@@ -275,6 +279,35 @@ def test_choices_collectives_and_weights_reach_the_kernel_and_its_laned_twin(on_
     assert (asked.engine.plan.lanes, laned.engine.plan.lanes) == (False, True)
     assert laned.engine.buffers.lanes.shape == (16, 3 * len(laned.phases) + 1, 3)
     assert laned.phases == kernel.PHASES
+
+
+def test_a_variant_becomes_the_rung_and_its_weights_are_laid_out_once(
+    on_the_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistent_latent, "CARD_SMS", 16)
+    text = """
+    name = "s"
+    model = { preset = "glm-5.2", weights = "random", tp = 8, routing = "uniform" }
+    precision = { policy = "mxfp4-experts-fp8" }
+    [[matrix]]
+    name = "one"
+    engine = { rung = "persistent", collective_us = 8 }
+    [[matrix]]
+    name = "ahead"
+    engine = { rung = "persistent", run_ahead = true }
+    """
+    target, packed = build()
+    held, found = Held(target, None, packed), []
+    for variant in parse_scenario(text, source="test", folder=Path()).variants():
+        runner = build_rung(variant, held, CAPACITY, None)
+        assert isinstance(runner.forward, PersistentForward)
+        engine = runner.forward.engine
+        assert isinstance(engine, FakeEngine)
+        assert engine.forced.shape == (1024, 2, 2)
+        found.append((engine.plan.collective_ns, runner.ahead is not None, engine.weights))
+    (one, ahead), weights = [entry[:2] for entry in found], [entry[2] for entry in found]
+    assert (one, ahead) == ((8000, False), (0, True))
+    assert weights[0] is weights[1] is held.relaid[step_shape(target.spec)]
 
 
 @pytest.mark.gpu
