@@ -50,7 +50,7 @@ _POINTERS = (
 class LatentPlan:
     """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
 
-    ``teams``: groups of warps that take the stages in turn, which the stages are a multiple of. ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
+    ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
     two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: one lane of a
     warp polls what is waited for before all lanes load.
     """
@@ -61,7 +61,7 @@ class LatentPlan:
     pieces: int
     in_flight: int = 3
     prefetch_bytes: int = 0
-    teams: int = 4
+    claim_head: bool = True
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
@@ -73,8 +73,6 @@ class LatentPlan:
             raise InputError(f"grid and pieces must be positive, not {self.grid} and {self.pieces}")
         if self.warps not in (8, 16):
             raise InputError(f"warps must be 8 or 16, not {self.warps}")
-        if self.teams not in (1, 2, 4) or self.stages % self.teams:
-            raise InputError(f"teams must be 1, 2 or 4 and divide the stages ({self.stages}), not {self.teams}")
         if self.stages < 3:
             raise InputError(f"stages must be at least 3, not {self.stages}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
@@ -135,7 +133,7 @@ def make_plan(
     if chosen < needed:
         raise InputError(f"pieces must be at least {needed}, not {chosen}")
     room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, chosen)
-    depth = min(16, room // STAGE_BYTES) // 4 * 4 if stages is None else stages
+    depth = min(16, room // STAGE_BYTES) if stages is None else stages
     if depth >= 3:
         plan = LatentPlan(grid, warps, depth, chosen, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
         if shared_bytes(shape, plan) <= SHARED_BYTES:
@@ -189,7 +187,7 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "PIECES": plan.pieces,
         "IN_FLIGHT": plan.in_flight,
         "PREFETCH_BYTES": plan.prefetch_bytes,
-        "TEAMS": plan.teams,
+        "CLAIM": int(plan.claim_head),
         "EVICT": int(plan.evict_first),
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,

@@ -117,7 +117,7 @@ def cases() -> list[Case]:
         Case("tiny forced", TINY, 16, near, 64, forced=True),
         Case("tiny odd grid", TINY, 14, near, 64),
         Case("tiny 8 warps", TINY, 16, near, 64, changes={"warps": 8}),
-        Case("tiny variant", TINY, 16, near, 64, changes={"in_flight": 0, "teams": 2, "lanes": True}),
+        Case("tiny variant", TINY, 16, near, 64, changes={"in_flight": 0, "claim_head": False, "lanes": True}),
         Case("bare", BARE, 16, near, 64),
         Case("few layers", FEW, SMS, far, CAPACITY),
         Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
@@ -308,8 +308,7 @@ def plans(shape: LatentShape) -> list[tuple[str, LatentPlan]]:
         ("6 stages", replace(base, stages=6)),
         ("8 warps, in flight 4", replace(narrow, in_flight=4)),
         ("8 warps, lanes", replace(narrow, lanes=True)),
-        ("teams 2", replace(base, teams=2)),
-        ("teams 1", replace(base, teams=1)),
+        ("head dealt", replace(base, claim_head=False)),
         ("no evict-first", replace(base, evict_first=False)),
         ("base (again)", base),
     ]

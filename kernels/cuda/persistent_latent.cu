@@ -26,14 +26,16 @@
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
-//   IN_FLIGHT EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
-//   TEAMS                          a stage is taken by WARPS / TEAMS warps, stages in turn by the teams
+//   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   GATE                           1: one lane of a warp polls, then all load; 0: all poll
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "mxfp4.cuh"
 
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 0
+#endif
+#ifndef CLAIM
+#define CLAIM 1
 #endif
 #ifndef EVICT
 #define EVICT 1
@@ -43,9 +45,6 @@
 #endif
 #ifndef PREFETCH_BYTES
 #define PREFETCH_BYTES 0
-#endif
-#ifndef TEAMS
-#define TEAMS 4
 #endif
 #ifndef GATE
 #define GATE 1
@@ -63,9 +62,7 @@ constexpr int kConsumers = WARPS * 32;
 constexpr int kConsumerBarrier = 1;
 constexpr int kGroup = GRID / HEADS;  // CTAs of a head
 constexpr u32 kStageBytes = 17408;
-constexpr int kTeamWarps = WARPS / TEAMS;  // a stage is one team's: its latency hides behind the other teams' stages
-constexpr int kAtOnce = kTeamWarps < 16 ? 4 : 2;  // of a stage's 32 steps of FP8 or bf16, or units of FP4, a warp has so many in registers
-constexpr int kRounds = 32 / kTeamWarps / kAtOnce;
+constexpr int kPerWarp = 32 / WARPS;  // of a full stage: 32 steps of FP8 or bf16, or 32 units of FP4
 constexpr u32 kUnitBytes = 2064;      // FP8: 16 rows x 128 columns in four steps, and two scales
 constexpr u32 kStageUnits = 8;
 constexpr u32 kStepBytes = 512;
@@ -94,7 +91,7 @@ constexpr u32 kExpertTile = kDownUnits * mxfp4::kUnitBytes;  // of down: a row t
 constexpr u32 kFeedParts = 4;
 constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
-constexpr u32 kStagePositions = 8;
+constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kPartial = KV_LORA + 4;
 constexpr u32 kRouterPad = (GRID + 3) / 4 * 4;
 constexpr u32 kHeadTiles = VOCAB / 16;
@@ -107,11 +104,12 @@ constexpr int kCombineBytes = WARPS * 4 * (KV_LORA > EXPERTS ? KV_LORA : EXPERTS
 constexpr int kActPart = 2 * kVectorBytes > kDownBytes ? 2 * kVectorBytes : kDownBytes;
 constexpr int kActBytes = kActPart > kCombineBytes ? kActPart : kCombineBytes;
 constexpr int kPartFloats = PIECES * WARPS * 16;
+constexpr int kClaims = 32;
 constexpr int kTable = 20;
 constexpr float kNone = -1e30f;
 constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
 
-static_assert((WARPS == 8 || WARPS == 16) && STAGES % TEAMS == 0 && kRounds >= 1 && kTeamWarps >= 1, "a stage is dealt to 1 to 8 warps");
+static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
 static_assert(HIDDEN % 512 == 0 && Q_LORA % 128 == 0 && HEADS * V_DIM % 128 == 0 && NOPE % 16 == 0 && V_DIM % 16 == 0, "tiles");
 static_assert(NOPE / 4 <= kConsumers && KV_LORA / 4 % 32 == 0 && SHARED_INTER / 4 % 32 == 0 && DENSE_INTER / 4 % 32 == 0, "whole warps wait for words");
@@ -132,6 +130,8 @@ struct Shared {
   u64 empty[STAGES];
   u64 table[2][kTable];
   u64 routed, spare;
+  int tag[STAGES];
+  int task[PIECES];
   int expert[8];
   float weight[8];
   float sums[WARPS], peaks[WARPS];
@@ -155,18 +155,6 @@ enum Entry {
   kCache, kIndexCache, kOrdinal, kOwner
 };
 
-// A consumer's place: team of the stages whose slot modulo TEAMS it is, member of it, lane. Computed anew in each phase.
-struct Place {
-  int team, member, warp, lane;
-  __device__ __forceinline__ void refresh() {
-    const int thread = (int)ptx::thread();
-    warp = thread >> 5;
-    lane = thread & 31;
-    team = warp / kTeamWarps;
-    member = warp % kTeamWarps;
-  }
-};
-
 struct Ring {
   u32 base, full, empty;
   u32 stage, parity;
@@ -177,7 +165,6 @@ struct Ring {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ bool is(const Place& me) const { return (int)(stage % TEAMS) == me.team; }
   __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
   __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
   __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
@@ -293,7 +280,7 @@ struct Pointers {
 };
 
 // One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
-__device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, int position) {
+__device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
   const u64 policy = EVICT ? ptx::policy_evict_first() : ptx::policy_evict_normal();
   const u32 cta = blockIdx.x, sub = cta % kGroup, served = cta / kGroup;
   const Share own = own_tiles();
@@ -359,11 +346,33 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       if (feed_units > 0) stream_units(ring, now.feed_down, tile * feed_units, (tile + 1) * feed_units, feed_units, policy);
     }
   }
+  // The head: the first 5/8 of the tiles dealt, the others claimed one ahead, so that a slow multiprocessor does fewer.
+  auto issue = [&](u32 task) {
 #pragma unroll 1
-  for (u32 task = cta; task < kHeadTiles; task += GRID)
+    for (u32 at = 0; at < kHeadSteps; at += kStageSteps) {
+      const u32 bytes = min(kStageSteps, kHeadSteps - at) * kStepBytes;
+      await_stage(ring);
+      sh.tag[ring.stage] = (int)task;
+      ptx::mbar_expect(ring.full_bar(), bytes);
+      ptx::bulk_load(ring.address(), head + ((u64)task * kHeadSteps + at) * kStepBytes, bytes, ring.full_bar(), policy);
+      ring.next();
+    }
+  };
+  constexpr u32 kRounds = CLAIM ? kHeadTiles / GRID * 5 / 8 : (kHeadTiles + GRID - 1) / GRID;
 #pragma unroll 1
-    for (u32 at = 0; at < kHeadSteps; at += kStageSteps)
-      stream_bytes(ring, head + ((u64)task * kHeadSteps + at) * kStepBytes, min(kStageSteps, kHeadSteps - at) * kStepBytes, policy);
+  for (u32 round = 0; round < kRounds; ++round)
+    if (round * GRID + cta < kHeadTiles) issue(round * GRID + cta);
+  if (CLAIM)
+#pragma unroll 1
+    for (u32 task = kRounds * GRID + ptx::add_relaxed(claims, 1); task < kHeadTiles;) {
+      const u32 following = kRounds * GRID + ptx::add_relaxed(claims, 1);
+      issue(task);
+      task = following;
+    }
+  await_stage(ring);
+  sh.tag[ring.stage] = -1;
+  ptx::mbar_arrive(ring.full_bar());
+  ring.next();
 }
 
 // --- tagged words -------------------------------------------------------------------------------------------------
@@ -408,9 +417,9 @@ __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[CO
 
 // --- the consumers --------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void release_stage(const Ring& ring, const Place& me) {
+__device__ __forceinline__ void release_stage(const Ring& ring) {
   __syncwarp();
-  if (me.lane == 0) ptx::mbar_arrive(ring.empty_bar());
+  if (((int)ptx::thread() & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
 }
 __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) {
   float sum = 0.0f;
@@ -418,10 +427,11 @@ __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) 
   for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * 16 + row];
   return sum;
 }
-__device__ __forceinline__ void store_sums(Shared& sh, const Place& me, int piece, float low, float high) {
-  if ((me.lane & 3) == 0) {
-    sh.part[(piece * WARPS + me.warp) * 16 + (me.lane >> 2)] = low;
-    sh.part[(piece * WARPS + me.warp) * 16 + (me.lane >> 2) + 8] = high;
+__device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, float high) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
+  if ((lane & 3) == 0) {
+    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2)] = low;
+    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2) + 8] = high;
   }
 }
 
@@ -432,41 +442,40 @@ __device__ __forceinline__ void decode_fp8(u32 word, u32& upper, u32& lower) {
 }
 
 // One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8 (in lanes with t = 0).
-__device__ __forceinline__ void take_fp8(Ring& ring, Shared& sh, const Place& me, u32 act, u32 count, float& low, float& high) {
-  if (ring.is(me)) {
-    const int g = me.lane >> 2, t = me.lane & 3;
-    const u32 stage = ring.address() + me.lane * 16;
-    const u32 vector = g == 0 ? act + t * 16 : ptx::smem_addr(sh.zero), stride = g == 0 ? 64 : 0;
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
+__device__ __forceinline__ void take_fp8(Ring& ring, Shared& sh, u32 act, u32 count, float& low, float& high) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  const u32 zero = ptx::smem_addr(sh.zero), stage = ring.address();
+  uint4 w[kPerWarp], b[kPerWarp];
+  uint2 s[kPerWarp];
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      uint4 w[kAtOnce], b[kAtOnce];
-      uint2 s[kAtOnce];
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 step = warp + i * WARPS, unit = step >> 2;
+    if (unit < count) b[i] = ptx::lds128(g == 0 ? act + unit * 256 + (step & 3) * 64 + t * 16 : zero);
+  }
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const u32 step = me.member + (round * kAtOnce + i) * kTeamWarps, unit = step >> 2;
-        if (unit < count) {
-          w[i] = ptx::lds128(stage + unit * kUnitBytes + (step & 3) * kStepBytes);
-          b[i] = ptx::lds128(vector + step * stride);
-          s[i] = ptx::lds64(ring.address() + unit * kUnitBytes + 4 * kStepBytes);
-        }
-      }
-      if (round == kRounds - 1) release_stage(ring, me);
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 step = warp + i * WARPS, unit = step >> 2;
+    if (unit < count) {
+      w[i] = ptx::lds128(stage + unit * kUnitBytes + (step & 3) * kStepBytes + lane * 16);
+      s[i] = ptx::lds64(stage + unit * kUnitBytes + 4 * kStepBytes);
+    }
+  }
+  release_stage(ring);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if ((me.member + (round * kAtOnce + i) * kTeamWarps) >> 2 < (int)count) {
-          float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          u32 a[4];
-          decode_fp8(w[i].x, a[0], a[1]);
-          decode_fp8(w[i].y, a[2], a[3]);
-          ptx::mma_f16(c, a, b[i].x, b[i].y);
-          decode_fp8(w[i].z, a[0], a[1]);
-          decode_fp8(w[i].w, a[2], a[3]);
-          ptx::mma_f16(c, a, b[i].z, b[i].w);
-          low = fmaf(c[0], __uint_as_float(s[i].x), low);
-          high = fmaf(c[2], __uint_as_float(s[i].y), high);
-        }
-      }
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 unit = (warp + i * WARPS) >> 2;
+    if (unit < count) {
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      u32 a[4];
+      decode_fp8(w[i].x, a[0], a[1]);
+      decode_fp8(w[i].y, a[2], a[3]);
+      ptx::mma_f16(c, a, b[i].x, b[i].y);
+      decode_fp8(w[i].z, a[0], a[1]);
+      decode_fp8(w[i].w, a[2], a[3]);
+      ptx::mma_f16(c, a, b[i].z, b[i].w);
+      low = fmaf(c[0], __uint_as_float(s[i].x), low);
+      high = fmaf(c[2], __uint_as_float(s[i].y), high);
     }
   }
   ring.next();
@@ -475,7 +484,7 @@ __device__ __forceinline__ void take_fp8(Ring& ring, Shared& sh, const Place& me
 // Units [low, high) of tiles of per_tile units, as stream_units cuts them; act: the vector's first column. finish(first, tiles) runs when the
 // sums of up to PIECES tiles lie in sh.part. The caller syncs before act or part change.
 template <typename Finish>
-__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, const Place& me, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
+__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
   for (u32 at = low; at < high;) {
     const u32 first = at / per_tile, count = min((u32)PIECES, (high - 1) / per_tile - first + 1);
     const u32 batch_end = min(high, (first + count) * per_tile);
@@ -483,10 +492,10 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, const Plac
     int piece = 0;
     while (at < batch_end) {
       const u32 units = min(min(kStageUnits, per_tile - at % per_tile), batch_end - at);
-      take_fp8(ring, sh, me, act + at % per_tile * 256, units, low_row, high_row);
+      take_fp8(ring, sh, act + at % per_tile * 256, units, low_row, high_row);
       at += units;
       if (at == batch_end || at % per_tile == 0) {
-        store_sums(sh, me, piece++, low_row, high_row);
+        store_sums(sh, piece++, low_row, high_row);
         low_row = high_row = 0.0f;
       }
     }
@@ -497,30 +506,23 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, const Plac
 }
 
 // One stage of steps (at most 32) of bf16 weights against two bf16 vectors, high and low, that start at act.
-__device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, const Place& me, u32 act, u32 steps, float (&c)[4]) {
-  if (ring.is(me)) {
-    const int g = me.lane >> 2, t = me.lane & 3;
-    const u32 vector = g == 0 ? act + t * 8 : g == 1 ? act + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
-    const u32 stride = g < 2 ? 32 : 0, stage = ring.address() + me.lane * 16;
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
+__device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 steps, float (&c)[4]) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  const u32 b_base = g == 0 ? act + t * 8 : g == 1 ? act + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
+  const u32 b_step = g < 2 ? 32 : 0, stage = ring.address() + lane * 16;
+  uint4 a[kPerWarp];
+  uint2 b[kPerWarp];
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      uint4 a[kAtOnce];
-      uint2 b[kAtOnce];
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (warp + i * WARPS) * b_step);
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const u32 step = me.member + (round * kAtOnce + i) * kTeamWarps;
-        if (step < steps) {
-          a[i] = ptx::lds128(stage + step * kStepBytes);
-          b[i] = ptx::lds64(vector + step * stride);
-        }
-      }
-      if (round == kRounds - 1) release_stage(ring, me);
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+  release_stage(ring);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (me.member + (round * kAtOnce + i) * kTeamWarps < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
-    }
-  }
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
   ring.next();
 }
 
@@ -532,47 +534,50 @@ __device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float
   reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = low;
 }
 
-// One stage of units of FP4 (mxfp4.cuh; at most 32) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8, to be
-// summed over the quad. A warp's units of a round are the columns of one accumulator. weight(u), scale(u): where unit u's weights and scales lie.
-template <typename Weight, typename Scales>
-__device__ __forceinline__ void take_fp4(Ring& ring, Shared& sh, const Place& me, u32 act, u32 units, Weight weight, Scales scale, float& low,
-                                         float& high) {
-  if (ring.is(me)) {
-    const int g = me.lane >> 2, t = me.lane & 3;
+// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its units are the columns of one accumulator.
+struct Fp4Vector {
+  uint4 b[kPerWarp][2];
+  // unit i of this warp lies at act + i * stride
+  __device__ __forceinline__ void load(const Shared& sh, u32 act, u32 stride, u32 units) {
+    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
     const u32 zero = ptx::smem_addr(sh.zero);
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      auto unit = [&](int i) { return (u32)(me.member + (round * kAtOnce + i) * kTeamWarps); };
-      uint4 w[kAtOnce], x[kAtOnce][2];
-      u32 scales = 0;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (unit(i) < units) {
-          w[i] = ptx::lds128(weight(unit(i)) + me.lane * 16);
-          x[i][0] = ptx::lds128(g == 2 * i ? act + unit(i) * 128 + t * 16 : zero);
-          x[i][1] = ptx::lds128(g == 2 * i + 1 ? act + unit(i) * 128 + 64 + t * 16 : zero);
-        }
-      if (t < kAtOnce && unit(t) < units) scales = ptx::lds32(scale(unit(t)) + g * 4);  // columns 2t and 2t + 1 are the blocks of unit t
-      if (round == kRounds - 1) release_stage(ring, me);
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        if (unit(i) < units) {
-          u32 a[4];
-          mxfp4::decode(w[i].x, a);
-          ptx::mma_f16(c, a, x[i][0].x, x[i][0].y);
-          mxfp4::decode(w[i].y, a);
-          ptx::mma_f16(c, a, x[i][0].z, x[i][0].w);
-          mxfp4::decode(w[i].z, a);
-          ptx::mma_f16(odd, a, x[i][1].x, x[i][1].y);
-          mxfp4::decode(w[i].w, a);
-          ptx::mma_f16(odd, a, x[i][1].z, x[i][1].w);
-        }
-      low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
-      high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+    for (int i = 0; i < kPerWarp; ++i) {
+      const bool there = (u32)i < units;
+      b[i][0] = ptx::lds128(there && g == 2 * i ? act + i * stride + t * 16 : zero);
+      b[i][1] = ptx::lds128(there && g == 2 * i + 1 ? act + i * stride + 64 + t * 16 : zero);
     }
   }
+};
+// The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
+// scales lie.
+template <typename Weight, typename Scales>
+__device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 units, Weight weight, Scales scale, float& low, float& high) {
+  const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  uint4 w[kPerWarp];
+  u32 scales = 0;
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
+  if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
+  release_stage(ring);
+  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    if ((u32)i >= units) continue;
+    u32 a[4];
+    mxfp4::decode(w[i].x, a);
+    ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
+    mxfp4::decode(w[i].y, a);
+    ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
+    mxfp4::decode(w[i].z, a);
+    ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
+    mxfp4::decode(w[i].w, a);
+    ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
+  }
+  low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
+  high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
   ring.next();
 }
 __device__ __forceinline__ float quad_sum(float value) {
@@ -736,22 +741,19 @@ __device__ __forceinline__ void exchange() {
 // state: token, position, launches, unused; the step replaces the first two and counts the third. scratch: words, see the pointers below; all 3
 // before the first launch and after one that went wrong (then launches is 0 again). routing [MOE_LAYERS][TOPK]. sync, zero before the first launch and
 // after every good one: [1] arrivals at the end, [2] error (bit 0 a word did not come, bit 1 position beyond capacity, bit 2 token out of
-// range). lanes u64 [GRID][LAYERS * 8 + 1][3]: %globaltimer when a phase may start, when its activation is there, when
+// range), [32] the head's claims. lanes u64 [GRID][LAYERS * 8 + 1][3]: %globaltimer when a phase may start, when its activation is there, when
 // its work is done; in place of the second of layer 0's attention %smid.
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
 latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u64* table, const int* forced, int forced_rows, const float* rope,
             int capacity, int* state, u32* scratch, float* logits, int* routing, u32* sync, u64* lanes) {
   u8* dynamic = ptx::dynamic_shared();
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
-  Place me;
-  me.refresh();
   int tid = (int)ptx::thread(), warp = tid >> 5, lane = tid & 31;
   const int cta = blockIdx.x;
   auto refresh = [&] {  // read anew, so that what is computed from it does not stay in registers from one phase to the next
     tid = (int)ptx::thread();
     warp = tid >> 5;
     lane = tid & 31;
-    me.refresh();
   };
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
@@ -774,7 +776,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   if (tid == 0) {
     for (int i = 0; i < STAGES; ++i) {
       ptx::mbar_init(ring.full + i * 8, 1);
-      ptx::mbar_init(ring.empty + i * 8, kTeamWarps);
+      ptx::mbar_init(ring.empty + i * 8, WARPS);
     }
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
     ptx::mbar_init_fence();
@@ -793,7 +795,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     return;
   }
   if (warp == WARPS) {
-    if (lane == 0) produce(ring, sh, table, head, position);
+    if (lane == 0) produce(ring, sh, table, head, sync + kClaims, position);
     return;
   }
 
@@ -841,7 +843,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     stamp(lanes, record + kLow, 1);
     {
       const Share low = low_share(owner);
-      consume_units(ring, sh, me, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
+      consume_units(ring, sh, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
         for (int item = tid; item < count * 16; item += kConsumers) {
           const u32 tile = first + item / 16, row = first * 16 + item;
           const bool starts = tile * kHiddenUnits >= low.low, ends = (tile + 1) * kHiddenUnits <= low.high;
@@ -875,7 +877,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       stamp(lanes, record + kQuery, 1);
 #pragma unroll 1
       for (u32 tile = cta; tile < query_tiles; tile += GRID) {
-        consume_units(ring, sh, me, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, act, [&](u32 first, int) {
+        consume_units(ring, sh, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, act, [&](u32 first, int) {
           if (tid < 16) {
             const float sum = sum_part(sh, 0, tid) * undo;
             if (first < kQueryTiles)
@@ -911,8 +913,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       for (u32 tile = sub; tile < kAbsorbTiles; tile += kGroup) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        take_bf16(ring, sh, me, act, kAbsorbSteps, c);
-        store_sums(sh, me, pieces++, c[0] + c[1], c[2] + c[3]);
+        take_bf16(ring, sh, act, kAbsorbSteps, c);
+        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
       }
       consumer_sync();
       for (int item = tid; item < pieces * 16; item += kConsumers)
@@ -1032,13 +1034,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       for (u32 from = cached.low; from < cached.high; from += kStagePositions) {
         const u32 count = min(kStagePositions, cached.high - from);
-        if (!ring.is(me)) {
-          ring.next();
-          continue;
-        }
         ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll 1
-        for (u32 p = me.member; p < count; p += kTeamWarps) {
+        for (u32 p = warp; p < count; p += WARPS) {
           const u32 at = ring.address() + p * kRow * 2;
           float x[16];
 #pragma unroll
@@ -1051,7 +1049,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           const u32 first = ptx::lds32(at + (KV_LORA + (lane & ~1)) * 2), second = ptx::lds32(at + (KV_LORA + ROPE / 2 + (lane & ~1)) * 2);
           absorb(x, lane & 1 ? ptx::bf16_high(first) : ptx::bf16_low(first), lane & 1 ? ptx::bf16_high(second) : ptx::bf16_low(second));
         }
-        release_stage(ring, me);
+        release_stage(ring);
         ring.next();
       }
       if (owns_current && warp == WARPS - 1) {
@@ -1146,8 +1144,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       for (u32 tile = sub; tile < kValueTiles; tile += kGroup) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        take_bf16(ring, sh, me, act, kValueSteps, c);
-        store_sums(sh, me, pieces++, c[0] + c[1], c[2] + c[3]);
+        take_bf16(ring, sh, act, kValueSteps, c);
+        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
       }
       consumer_sync();
       for (int item = tid; item < pieces * 16; item += kConsumers)
@@ -1174,7 +1172,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       store_f16<kWidth>(sh, x, scale.factor);
       consumer_sync();
       stamp(lanes, record + kOut, 1);
-      consume_units(ring, sh, me, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
+      consume_units(ring, sh, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
         if (tid < count * 16) {
           const float row = sh.own[tid] + sum_part(sh, tid / 16, tid % 16) * (scale.undo * kFp8Bias);
           sh.own[tid] = row;
@@ -1186,7 +1184,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       consumer_sync();
     }
     if (!dense) {
-      constexpr int kChunks = (EXPERTS + 255) / 256, kRowsEach = 16 / kTeamWarps;
+      constexpr int kChunks = (EXPERTS + 255) / 256, kRowsEach = 16 / WARPS > 0 ? 16 / WARPS : 1;
       float dot[kChunks][8];
 #pragma unroll
       for (int k = 0; k < kChunks; ++k)
@@ -1194,14 +1192,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int i = 0; i < 8; ++i) dot[k][i] = 0.0f;
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
-        if (!ring.is(me)) {
-          ring.next();
-          continue;
-        }
         ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
         for (int r = 0; r < kRowsEach; ++r) {
-          const int row = me.member + r * kTeamWarps;
+          const int row = warp + r * WARPS;
           const float x = sh.scaled[tile * 16 + row];
 #pragma unroll
           for (int k = 0; k < kChunks; ++k)
@@ -1215,7 +1209,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               }
             }
         }
-        release_stage(ring, me);
+        release_stage(ring);
         ring.next();
       }
       float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][EXPERTS]
@@ -1278,8 +1272,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           float low_row = 0.0f, high_row = 0.0f;
           const u32 begin = quarter(task % kFeedParts), end = quarter(task % kFeedParts + 1);
 #pragma unroll 1
-          for (u32 at = begin; at < end; at += kStageUnits) take_fp8(ring, sh, me, act + at * 256, min(kStageUnits, end - at), low_row, high_row);
-          store_sums(sh, me, pieces, low_row, high_row);
+          for (u32 at = begin; at < end; at += kStageUnits) take_fp8(ring, sh, act + at * 256, min(kStageUnits, end - at), low_row, high_row);
+          store_sums(sh, pieces, low_row, high_row);
         }
         consumer_sync();
         for (int item = tid; item < pieces * 16; item += kConsumers) {
@@ -1306,6 +1300,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         if (cta == 0 && lane < TOPK) routing[entry[kOrdinal] * TOPK + lane] = sh.expert[lane];
       }
       consumer_sync();
+      Fp4Vector vector;
 #pragma unroll 1
       for (u32 task = cta; task < TOPK * kUpTiles;) {
         const u32 first_task = task;
@@ -1316,12 +1311,14 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
           for (u32 at = 0; at < kUpUnits; at += 32) {
             const u32 units = min(32u, kUpUnits - at);
+            const u32 mine = (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // this warp's: warp, warp + WARPS, ...
+            vector.load(sh, act + (at + warp) * 128, WARPS * 128, mine);
             const u32 stage = ring.address();
             take_fp4(
-                ring, sh, me, act + at * 128, units, [&](u32 u) { return stage + u * mxfp4::kUnitWeightBytes; },
-                [&](u32 u) { return stage + units * mxfp4::kUnitWeightBytes + u * mxfp4::kUnitScaleBytes; }, low_row, high_row);
+                ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
+                [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
           }
-          store_sums(sh, me, pieces, quad_sum(low_row), quad_sum(high_row));
+          store_sums(sh, pieces, quad_sum(low_row), quad_sum(high_row));
         }
         consumer_sync();
         for (int item = tid; item < pieces * 8; item += kConsumers) {
@@ -1388,20 +1385,25 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     stamp(lanes, record + kDown, 1);
     {
       const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
+      const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
+      const u32 mine = first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
+      Fp4Vector vector;
+      if (!dense) vector.load(sh, act + first_unit * 128, 128, mine);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
         if (!dense) {
           const u32 stage = ring.address();
-          auto base = [&](u32 u) { return stage + u / kDownUnits * kExpertTile; };
+          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
           take_fp4(
-              ring, sh, me, act, kDownStage, [&](u32 u) { return base(u) + u % kDownUnits * mxfp4::kUnitWeightBytes; },
-              [&](u32 u) { return base(u) + kDownUnits * mxfp4::kUnitWeightBytes + u % kDownUnits * mxfp4::kUnitScaleBytes; }, low_row, high_row);
+              ring, vector, mine, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
+              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
+              low_row, high_row);
         }
 #pragma unroll 1
         for (u32 at = 0; at < feed_units; at += kStageUnits)
-          take_fp8(ring, sh, me, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
-        store_sums(sh, me, tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
+          take_fp8(ring, sh, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
+        store_sums(sh, tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
                    fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * (undo * kFp8Bias)));
       }
       consumer_sync();
@@ -1434,29 +1436,34 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   stamp(lanes, LAYERS * kPhases, 1);
   float top = 4.0f * kNone;
   int top_row = 0;
-  refresh();
-#pragma unroll 1
-  for (u32 task = cta; task < kHeadTiles;) {
-    const u32 first = task;
+  for (bool over = false; !over;) {
     int pieces = 0;
-#pragma unroll 1
-    for (; pieces < PIECES && task < kHeadTiles; ++pieces, task += GRID) {
+    for (; pieces < PIECES; ++pieces) {
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      const int task = sh.tag[ring.stage];
+      over = task < 0;
+      if (over) {
+        release_stage(ring);
+        ring.next();
+        break;
+      }
+      if (tid == 0) sh.task[pieces] = task;
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-      for (u32 at = 0; at < kHeadSteps; at += kStageSteps) take_bf16(ring, sh, me, act + at * 32, min(kStageSteps, kHeadSteps - at), c);
-      store_sums(sh, me, pieces, c[0] + c[1], c[2] + c[3]);
+      for (u32 at = 0; at < kHeadSteps; at += kStageSteps) take_bf16(ring, sh, act + at * 32, min(kStageSteps, kHeadSteps - at), c);
+      store_sums(sh, pieces, c[0] + c[1], c[2] + c[3]);
     }
     consumer_sync();
     for (int item = tid; item < pieces * 16; item += kConsumers) {
-      const int row = (int)(first + item / 16 * GRID) * 16 + item % 16;
+      const int row = sh.task[item / 16] * 16 + item % 16;
       const float logit = sum_part(sh, item / 16, item % 16);
       logits[row] = logit;
-      if (logit > top) {  // rows rise, so the lower index wins among equals
+      if (logit > top || (logit == top && row < top_row)) {
         top = logit;
         top_row = row;
       }
     }
-    consumer_sync();
+    if (!over) consumer_sync();
   }
   stamp(lanes, LAYERS * kPhases, 2);
   auto reduce_top = [&] {
@@ -1506,6 +1513,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         state[1] = position + 1;
         state[2] = (int)(launches + 1);
         sync[1] = 0;
+        sync[kClaims] = 0;
       }
     }
   }

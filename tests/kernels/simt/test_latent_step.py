@@ -77,7 +77,7 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
 
 
 def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kernel: Build) -> None:
-    plan = replace(plan_for(TINY, 7), in_flight=0, teams=2, evict_first=False, lanes=True)
+    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True)
     simulated(build_kernel, TINY, plan, [1, 47], forced=True)
 
 
