@@ -16,6 +16,9 @@ from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, allocate, error_text, load_step, require_device
 
 PHASES = ("low", "query", "absorb", "attention", "values", "out", "gate_up", "down")
+MOST_STAGES = 6
+"""More fit; six were measured fastest (docs/kernels-cuda.md, section 9)."""
+
 STAGE_BYTES = 17408
 """Bytes of a stage of the ring: 32 MXFP4 units, or eight FP8 units."""
 
@@ -118,7 +121,7 @@ def make_plan(
     prefetch_bytes: int = 0,
     lanes: bool = False,
 ) -> LatentPlan:
-    """A plan for ``grid`` CTAs: as few pieces as the kernel works with, as many stages as fit; everything else is
+    """A plan for ``grid`` CTAs: as few pieces as the kernel works with, as many stages as fit, up to six; everything else is
     LatentPlan's default.
 
     Raises InputError where the shape leaves a CTA without work or does not fit.
@@ -133,7 +136,7 @@ def make_plan(
     if chosen < needed:
         raise InputError(f"pieces must be at least {needed}, not {chosen}")
     room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, chosen)
-    depth = min(16, room // STAGE_BYTES) if stages is None else stages
+    depth = min(MOST_STAGES, room // STAGE_BYTES) if stages is None else stages
     if depth >= 3:
         plan = LatentPlan(grid, warps, depth, chosen, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
         if shared_bytes(shape, plan) <= SHARED_BYTES:
