@@ -23,6 +23,9 @@
 // Arithmetic: FP8 weights exact in fp16 (value * 2^-8) against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
 //
+// Spills on sm_90: some 200 bytes a thread at 16 warps, for which 96 registers is all there is, 130 at 8. Left out one by one, the phases show whose
+// they are: the producer's addresses (one lane, 90 to 120 bytes), attention's sixteen queries and sums, the parts that values and down have in flight.
+//
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once

@@ -338,7 +338,8 @@ def test_one_launch_scores_the_glm_slice_as_the_eager_rung(layers: int, collecti
     for one in (forward, forward.laned()):
         fill_context(one, context)
         result = agreement(one.score(tokens), want)
-        assert passed(result, TOLERANCE), result
+        # eager rounds to bf16 between all operators: its own error grows with the layers
+        assert passed(result, TOLERANCE * max(1, layers / 4) ** 0.5), result
         for got_slabs, wanted_slabs in zip(one.caches(), eager.caches(), strict=True):
             for got, wanted in zip(got_slabs, wanted_slabs, strict=True):
                 if wanted.shape[2]:
