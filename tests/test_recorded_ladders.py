@@ -1,4 +1,5 @@
-"""Recorded on an H200: gpt-oss-120b, one rank of eight of MiMo-V2.5-Pro, and gpt-oss-20b at verify widths 1 to 16."""
+"""Recorded on an H200: gpt-oss-120b, one rank of eight of MiMo-V2.5-Pro and one of GLM-5.2, and gpt-oss-20b at verify
+widths 1 to 16."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,6 +12,7 @@ from workbench.diagnose.ladder import ladder
 from workbench.trace.bundle import Bundle
 
 LARGE, RANK, SLOPE = "ladder-gpt-oss-120b-h200", "ladder-mimo-rank-h200", "slope-gpt-oss-20b-h200"
+LATENT = "ladder-glm-5.2-rank-h200"
 WIDTHS = (1, 2, 4, 8, 16)
 
 
@@ -27,6 +29,11 @@ def large() -> Iterator[dict[str, Facts]]:
 @pytest.fixture(scope="module")
 def rank() -> Iterator[dict[str, Facts]]:
     yield from variants(RANK)
+
+
+@pytest.fixture(scope="module")
+def latent() -> Iterator[dict[str, Facts]]:
+    yield from variants(LATENT)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def read_over_model(facts: Facts) -> float:
     return measured / (floor.target_bytes + floor.draft_bytes + floor.expanded_bytes)
 
 
-@pytest.mark.parametrize("name", [LARGE, RANK, SLOPE])
+@pytest.mark.parametrize("name", [LARGE, RANK, LATENT, SLOPE])
 def test_it_is_small_and_its_command_has_no_path(name: str) -> None:
     folder = recorded_folder() / name
     assert sum(file.stat().st_size for file in folder.iterdir()) < 1_600_000
@@ -157,6 +164,51 @@ def test_what_the_ladder_predicted_of_the_larger_models(large: dict[str, Facts],
     assert wide.error is not None
     assert wide.error > 0.1  # slower, not faster: it is said by what they differ
     assert wide.differs.startswith("under-fill +")
+
+
+def test_one_launch_a_step_is_the_fastest_way_through_the_latent_rank_and_far_from_the_roof(
+    latent: dict[str, Facts],
+) -> None:
+    for name, tok_s in {
+        "graph": 13.53,
+        "splitk-overlap": 119.4,
+        "splitk-overlap-alone": 145.9,
+        "livequant-fused": 118.9,
+        "persistent": 191.2,
+        "persistent-ahead": 195.6,
+        "persistent-alone": 255.9,
+        "splitk-4": 219.0,
+        "livequant-fused-8": 289.1,
+    }.items():
+        facts = latent[name]
+        assert facts.tok_s is not None
+        assert facts.tok_s.value == pytest.approx(tok_s, rel=0.002), name
+        assert facts.tok_s.tag == ("modelled" if name[-1].isdigit() else "measured")
+    for end, gain in (("", 1.60), ("-alone", 1.75)):
+        assert ms(latent[f"splitk-overlap{end}"]) / ms(latent[f"persistent{end}"]) == pytest.approx(gain, abs=0.01)
+    for name, share in {"splitk-overlap": 0.137, "persistent": 0.220, "persistent-alone": 0.294}.items():
+        assert ms(latent[name], "floor") / ms(latent[name]) == pytest.approx(share, abs=0.002), name
+
+
+def test_bytes_of_the_latent_rank_are_those_of_the_model(latent: dict[str, Facts]) -> None:
+    for name, facts in latent.items():
+        if name in ("graph", "splitk-overlap"):  # a full buffer, and the capture after it
+            assert facts.step_counters.read_bytes is None
+            assert "damaged" in {check.id for check in facts.verdict.checks}
+            continue
+        assert read_over_model(facts) == pytest.approx(1, abs=0.02 if "-8" not in name else 0.08), name
+        assert facts.floor is not None
+        held_wider = 3.344e9 if name.startswith("splitk") else 0.143e9
+        assert facts.floor.expanded_bytes == pytest.approx(held_wider, rel=0.001), name
+
+
+def test_collectives_and_running_ahead_change_no_text_of_the_latent_rank(latent: dict[str, Facts]) -> None:
+    def texts(name: str) -> dict[str, str]:
+        rows = latent[name].bundle.query("SELECT run_pass, output_sha256 FROM sequences WHERE variant = ?", [name])
+        return {row["run_pass"]: row["output_sha256"] for row in rows.to_pylist()}
+
+    assert texts("splitk-overlap") == texts("splitk-overlap-alone")
+    assert texts("persistent") == texts("persistent-ahead") == texts("persistent-alone")
 
 
 def test_a_wider_step_costs_more_than_its_experts_bytes(slope: dict[str, Facts]) -> None:
