@@ -121,8 +121,9 @@ def make_plan(
     prefetch_bytes: int = 0,
     lanes: bool = False,
 ) -> LatentPlan:
-    """A plan for ``grid`` CTAs: as few pieces as the kernel works with, as many stages as fit, up to six; everything else is
-    LatentPlan's default.
+    """A plan for ``grid`` CTAs: as few pieces as the kernel works with, as many stages as fit, up to six.
+
+    Everything else is LatentPlan's default.
 
     Raises InputError where the shape leaves a CTA without work or does not fit.
     """
