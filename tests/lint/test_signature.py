@@ -1,7 +1,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workbench.errors import InputError
@@ -38,6 +38,7 @@ def test_the_parts_of_a_signature() -> None:
 
 
 @given(SIGNATURES)
+@example(Signature("k", (Constant("="), Constant("a='")), {"B": Constant("x=\"';,")}, {}))
 def test_what_is_written_is_read_again(signature: Signature) -> None:
     read = parse_signature(signature.text())
     assert read.text() == signature.text()

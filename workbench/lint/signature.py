@@ -96,8 +96,9 @@ def parse_signature(text: str, where: str = "--signature") -> Signature:
     positional: list[Argument] = []
     named: dict[str, Argument] = {}
     for part in filter(None, (part.strip() for part in _split(arguments, ","))):
-        name, equals, value = part.partition("=")
-        if not equals:
+        name, *values = _split(part, "=")  # a sign within quotes is the string's own
+        value = "=".join(values)
+        if not values:
             if named:
                 raise InputError(f"{where} {kernel}: {part} has no name but follows one that has", hint="name it too")
             positional.append(parse_argument(part, f"{where} {kernel}"))
@@ -160,10 +161,11 @@ def checked_option(name: str, count: int, where: str) -> int:
 
 def _split(text: str, separator: str) -> list[str]:
     """Split at ``separator`` outside quotes and brackets."""
-    parts, depth, quote = [""], 0, ""
+    parts, depth, quote, escaped = [""], 0, "", False
     for char in text:
         if quote:
-            quote = "" if char == quote else quote
+            quote = "" if char == quote and not escaped else quote
+            escaped = char == "\\" and not escaped
         elif char in "\"'":
             quote = char
         elif char in "<[(":
