@@ -121,7 +121,7 @@ def _other(one: KernelClass, evidence: Evidence) -> Loss:
     if fill is not None and fill < 0.5:
         note = f"{one.ctas} CTAs on {evidence.sms} SMs, {each}"
         return Loss("under-fill", one.ns, "estimated", note, one.name, one.ids, round(one.ns * (1 - fill)), one.ns)
-    return Loss("compute", one.ns, "estimated", f"{each}; streams no weights", one.name, one.ids)
+    return Loss("compute", one.ns, "estimated", f"{each}; not a kernel known to stream weights", one.name, one.ids)
 
 
 def _by_kind(one: KernelClass, each: str) -> Loss | None:
