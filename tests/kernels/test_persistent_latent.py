@@ -17,6 +17,7 @@ from workbench.decode.model import Block, Target
 from workbench.decode.precision import load_policy
 from workbench.decode.presets import load_preset
 from workbench.decode.rank import rank_slice
+from workbench.decode.rungs.persistent_latent import step_shape
 from workbench.decode.spec import MLA, Indexer, ModelSpec, MoE
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import (
@@ -89,37 +90,10 @@ def test_shapes_are_refused_by_field(change: dict[str, object], message: str) ->
 
 def test_the_benchmarks_shape_is_the_rank_slice_of_the_preset() -> None:
     spec = rank_slice(load_preset("glm-5.2"), 8)
-    mla, moe = spec.attention, spec.moe
-    assert isinstance(mla, MLA)
-    assert moe is not None
-    assert mla.indexer is not None
-    owners = tuple(layer for layer in range(spec.layers) if mla.indexer.owned_by(layer))
-    assert len(owners) == mla.indexer.layers
-    assert (
-        LatentShape(
-            layers=spec.layers,
-            hidden=spec.hidden,
-            heads=mla.heads,
-            q_lora=mla.q_lora,
-            kv_lora=mla.kv_lora,
-            nope=mla.nope_dim,
-            rope=mla.rope_dim,
-            v_dim=mla.v_dim,
-            index_dim=mla.indexer.dim,
-            index_heads=mla.indexer.heads,
-            experts=moe.experts,
-            top_k=moe.top_k,
-            inter=moe.inter,
-            shared_inter=moe.shared_inter or moe.inter,
-            dense_layers=spec.dense_first,
-            dense_inter=spec.dense_inter or 0,
-            vocab=spec.vocab,
-            owners=owners,
-            eps=spec.norm_eps,
-            factor=moe.factor,
-        )
-        == GLM
-    )
+    assert isinstance(spec.attention, MLA)
+    assert spec.attention.indexer is not None
+    assert step_shape(spec) == GLM
+    assert len(GLM.owners) == spec.attention.indexer.layers
 
 
 @pytest.mark.parametrize("context", [0, 512])
