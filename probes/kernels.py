@@ -102,12 +102,13 @@ class KernelsProbe:
             torch.cuda.synchronize()  # what is still queued belongs to the capture
         finally:
             profiler.__exit__(None, None, None)
-        device_clock = fit(self._begin, self._marker.sync()) if self._marker else None
+        device_clock = self._marker.clock(self._begin) if self._marker else None
+        host_residual_ns = self._marker.comparisons.host_residual_ns if self._marker else 0
         with tempfile.TemporaryDirectory(prefix="workbench-kineto-") as folder:
             path = Path(folder) / "trace.json"
             profiler.export_chrome_trace(str(path))
             trace = read_kineto(path)
-        return capture_of(trace, self._readings, stamps, device_clock, host=self._host)
+        return capture_of(trace, self._readings, stamps, device_clock, host_residual_ns, host=self._host)
 
 
 def _config() -> Any:
@@ -125,16 +126,18 @@ def capture_of(
     readings: Sequence[tuple[int, int]],
     stamps: Sequence[tuple[int, int]],
     device_clock: Fit | None,
+    host_residual_ns: int = 0,
     *,
     host: bool = True,
 ) -> Capture:
     """Return ``trace`` as tables on the bundle's clock, without what the instrument itself did.
 
     ``readings``: our clock before and after each MARKER span; ``stamps``: ``%globaltimer`` of each stamp of the marker,
-    the first half from the beginning; ``device_clock`` places ``%globaltimer``. Raises InputError where the markers are
-    not in the trace: then nothing can be placed.
+    the first half from the beginning; ``device_clock`` places ``%globaltimer``, and ``host_residual_ns`` is how far the
+    host's clock may be from it. Raises InputError where the markers are not in the trace: then nothing can be placed.
     """
     host_fit = _host_fit(trace, readings)
+    host_fit = replace(host_fit, residual_ns=host_fit.residual_ns + host_residual_ns)
     missing = [NO_LOCAL]
     device_fit = _device_fit(trace, stamps, device_clock)
     if device_fit is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from workbench.errors import InputError
 from workbench.probes.marker import Marker
 from workbench.probes.protocol import Capture, Missing
-from workbench.trace.clocks import Bracket, Fit, fit
+from workbench.trace.clocks import Bracket, Fit
 
 KINDS = ("task", "compute", "wait")
 
@@ -70,7 +70,8 @@ class LanesProbe:
         assert self._marker is not None  # noqa: S101 - available() said so
         if not self._stamps:
             raise InputError("lanes: no step ended between start and stop")
-        clock = fit(self._begin, self._marker.sync())
+        clock = self._marker.clock(self._begin)
+        clock = replace(clock, residual_ns=clock.residual_ns + max(tick_ns(stamps) for stamps in self._stamps))
         kernels, tables, lost = [], [], 0
         for number, stamps in enumerate(self._stamps):
             table, dropped = lane_table(stamps, self._source, clock, number)
@@ -98,6 +99,12 @@ class LanesProbe:
             "end_ns": int(lanes.column("end_ns").to_numpy().max()),
             **self._source.facts,
         }
+
+
+def tick_ns(stamps: Stamps) -> int:
+    """Return the step in which the stamps' clock counts, as their starts and ends show it: 32 ns on an H200."""
+    times = stamps[:, :, ::2][stamps[:, :, ::2] > 0].astype(np.int64)  # the middle one may hold an SM's number
+    return int(np.gcd.reduce(times - times.min())) if len(times) else 0
 
 
 def lane_table(stamps: Stamps, source: LaneSource, clock: Fit, kernel_id: int) -> tuple[pa.Table, int]:

@@ -68,8 +68,14 @@ def cost_table(costs: Sequence[InstrumentCost]) -> Table:
     """Return what the instruments added to the step time."""
 
     def change(cost: InstrumentCost) -> Cell:
-        sign = "+" if cost.cost.value >= 0 else "−"
-        return Cell(f"{sign}{significant(abs(100 * cost.cost.value), 3)}", cost.cost.tag)
+        def signed(share: float) -> str:
+            return f"{'+' if share >= 0 else '−'}{significant(abs(100 * share), 3)}"
+
+        found = cost.cost
+        spread = (
+            "" if found.low is None or found.high is None else f"rounds: {signed(found.low)} to {signed(found.high)}"
+        )
+        return Cell(signed(found.value), found.tag, note=spread)
 
     return Table(
         "Median step with and without instruments, at the same places of the same prompts. Times in this report come "

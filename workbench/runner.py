@@ -57,6 +57,8 @@ ENGINE_NOTE = (
     "clean steps are not interleaved with theirs"
 )
 
+DEVICE_CLOCK = "%globaltimer of the device, carried to the host's monotonic clock (time.perf_counter_ns)"
+
 
 def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *_: None) -> Path:
     """Run ``scenario`` and write its bundle to the new folder ``out``; return ``out``.
@@ -85,7 +87,7 @@ def run_scenario(scenario: Scenario, out: Path, *, progress: Progress = lambda *
         run.writer.append("env", [*env_rows(manifest.environment, bench), *expert_rows(pipelines)])
         _write_roofs(run, pipelines)  # with all threads: the roof is the machine's, whatever the engine uses of it
         _place_steps(bench, pipelines)
-        with _stated(run, pipelines, manifest), _cpu_threads(threads):
+        with _stated(run, pipelines, manifest, bench), _cpu_threads(threads):
             static = StaticProbe(bench.capability) if bench is not None else None
             own = [pipeline for pipeline in pipelines if isinstance(pipeline.engine, Engine)]
             _all_passes(run, own, bench, static)
@@ -114,13 +116,17 @@ def _all_passes(
 
 
 @contextmanager
-def _stated(run: Run, pipelines: list[Pipeline], manifest: Manifest) -> Iterator[None]:
+def _stated(run: Run, pipelines: list[Pipeline], manifest: Manifest, bench: CudaBench | None) -> Iterator[None]:
     """At the end, whatever it is, state limits, clocks and costs."""
 
     def state() -> None:
         _write_limits(run, pipelines)
         step_clocks(run, pipelines)
-        run.writer.update(clock=msgspec.structs.replace(manifest.clock, sources=run.clocks), perturbation=run.costs)
+        clock = manifest.clock
+        if host := bench.host_clock() if bench is not None else None:
+            run.clocks.append(host)
+            clock = msgspec.structs.replace(clock, name=DEVICE_CLOCK)
+        run.writer.update(clock=msgspec.structs.replace(clock, sources=run.clocks), perturbation=run.costs)
 
     try:
         yield

@@ -81,8 +81,12 @@ def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
     times = {"clean_step_ns": 4_000_000, "traced_step_ns": 5_000_000}
     stated = [
         Perturbation(variant="a", instrument="host", **times),
-        Perturbation(variant="a", instrument="kernels", fresh=True, **times),
+        Perturbation(variant="a", instrument="kernels", fresh=True, ratios=[1.2, 1.25, 1.3], **times),
     ]
     costs = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
     assert [cost.cost.value for cost in costs] == [pytest.approx(0.25)] * 2
+    assert [(cost.cost.low, cost.cost.high) for cost in costs] == [
+        (None, None),
+        (pytest.approx(0.2), pytest.approx(0.3)),
+    ]
     assert [cost.instruments for cost in costs] == ["host", "kernels; processes of their own"]

@@ -2,9 +2,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import torch
 
+from workbench.probes.marker import Marker
 from workbench.probes.protocol import Capture
-from workbench.run.bench import UNCHECKED_NS, Pulsed, aligned
+from workbench.run.bench import UNCHECKED_NS, CudaBench, Pulsed, aligned
 from workbench.trace.clocks import Fit
 
 PULSES = [(1_000_000, 1_200_000), (1_600_000, 1_900_000), (2_300_000, 2_700_000)]
@@ -65,3 +67,15 @@ def test_without_pulses_the_residual_is_wide_and_the_reason_said(counter: Counte
 def test_a_capture_without_samples_stays_as_it_is() -> None:
     seen = Capture({})
     assert aligned(seen, Pulsed(PULSES, DEVICE), None) is seen
+
+
+def test_the_host_s_clock_stands_to_the_device_s_as_the_comparisons_say() -> None:
+    bench = object.__new__(CudaBench)
+    bench.marker = None
+    assert bench.host_clock() is None
+    bench.marker = Marker(torch.device("cpu"))
+    for moment in (0, 2_000_000_000):
+        bench.marker.comparisons.note(Fit(moment, moment // 1_000_000 * 7, 0, 800))
+    source = bench.host_clock()
+    assert source is not None
+    assert (source.drift_ppb, source.residual_ns, source.offset_ns) == (7_000, 800, 0)

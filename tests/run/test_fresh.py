@@ -10,6 +10,7 @@ from workbench import runner
 from workbench.errors import InputError
 from workbench.run import fresh, probe_child
 from workbench.run.fresh import fresh_costs, modes, processes
+from workbench.run.paired_cost import PairedCost, paired_cost
 from workbench.runner import run_scenario
 from workbench.scenario import Scenario, Variant
 from workbench.trace.bundle import Bundle
@@ -40,8 +41,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> Processes
     return processes
 
 
-CLEAN = {"walls": [100, 300, 200], "instruments": []}
-GOOD = {"traced": {"none": CLEAN, "traced": {"walls": [500, 700, 600], "instruments": ["host"]}}}
+CLEAN = {"mode": "none", "walls": [["p", 0, 100], ["p", 1, 300], ["p", 2, 200], ["p", 3, 9000]], "instruments": []}
+TRACED = {"mode": "traced", "walls": [["p", 0, 500], ["p", 1, 700], ["p", 2, 600]], "instruments": ["host"]}
+GOOD = {"traced": {"passes": [CLEAN, TRACED]}}
 
 
 def test_costs_of_processes_of_their_own_are_in_the_manifest(
@@ -70,8 +72,12 @@ def test_costs_of_processes_of_their_own_are_in_the_manifest(
     [
         ("Traceback\nMemoryError: no room\n\n", "its process ended with 1: MemoryError: no room"),
         ({"error": "the machine has no GPU"}, "the machine has no GPU"),
-        ({"none": CLEAN, "traced": {"error": "mode 'traced': it broke"}}, "mode 'traced': it broke"),
-        ({**GOOD["traced"], "none": {"error": "mode 'none': no step was decoded"}}, "mode 'none': no step was decoded"),
+        ({"passes": [CLEAN, {"mode": "traced", "error": "mode 'traced': it broke"}]}, "mode 'traced': it broke"),
+        ({"passes": [{"mode": "none", "error": "no step was decoded"}, TRACED]}, "no step was decoded"),
+        (
+            {"passes": [CLEAN, {**TRACED, "walls": [["q", 0, 500]]}]},
+            "mode 'traced': no clean step at the same place of the same prompt",
+        ),
         (subprocess.TimeoutExpired("x", 600), "its process took longer than 600 s"),
     ],
 )
@@ -99,22 +105,25 @@ def test_modes_are_those_that_the_device_has(scenario: MakeScenario, monkeypatch
     assert modes(persistent) == ["none", "sampled", "laned", "traced"]
 
 
-def test_the_profiler_shares_a_process_with_no_other_instrument() -> None:
-    assert processes(["none", "sampled", "laned", "traced"]) == [["none", "laned", "sampled"], ["none", "traced"]]
+def test_the_sampler_takes_turns_and_the_profiler_shares_a_process_with_nothing() -> None:
+    turns = ["none", "sampled"] * 6
+    assert processes(["none", "sampled", "laned", "traced"]) == [[*turns, "none", "laned", "none"], ["none", "traced"]]
+    assert processes(["none", "sampled"]) == [[*turns, "none"]]
     assert processes(["none", "traced"]) == [["none", "traced"]]
     assert processes(["none"]) == []
 
 
-def test_a_child_measures_one_variant_under_its_modes(scenario: MakeScenario) -> None:
+def test_a_child_measures_one_variant_pass_by_pass(scenario: MakeScenario) -> None:
     variant = scenario().variants()[0]
-    question = {"variant": variant.settings(), "folder": variant.folder, "modes": ["none", "traced", "laned"]}
-    answers = probe_child.measure(question)
-    assert list(answers) == ["none", "traced", "laned"]
-    for mode, instruments in (("none", []), ("traced", ["host"])):
-        assert answers[mode]["instruments"] == instruments
-        assert len(answers[mode]["walls"]) == 5 - 1  # the first is warm-up
-        assert all(wall > 0 for wall in answers[mode]["walls"])
-    assert answers["laned"] == {"error": "mode 'laned': not on cpu"}
+    question = {"variant": variant.settings(), "folder": variant.folder, "modes": ["none", "traced", "laned", "none"]}
+    passes = probe_child.measure(question)["passes"]
+    assert [one["mode"] for one in passes] == ["none", "traced", "laned", "none"]
+    for at, instruments in ((0, []), (1, ["host"]), (3, [])):
+        assert passes[at]["instruments"] == instruments
+        assert len(passes[at]["walls"]) == 5 - 1  # the first is warm-up
+        assert all(wall > 0 for _, _, wall in passes[at]["walls"])
+    assert passes[2] == {"mode": "laned", "error": "mode 'laned': not on cpu"}
+    assert isinstance(paired_cost(passes, "traced"), PairedCost)
 
 
 def test_a_child_says_why_it_has_no_answer(

@@ -18,6 +18,7 @@ from workbench.runner import run_scenario
 from workbench.scenario import Instruments, Scenario
 from workbench.trace.bundle import Bundle
 from workbench.trace.check import check_bundle
+from workbench.trace.manifest import ClockSource
 
 MakeScenario = Callable[..., Scenario]
 Fake = Callable[..., Any]
@@ -39,6 +40,9 @@ class FakeBench:
 
     def pulse(self) -> None:
         return None
+
+    def host_clock(self) -> ClockSource:
+        return ClockSource(name="the host's clock, by the device's", offset_ns=0, residual_ns=800)
 
     def env(self) -> list[dict[str, str]]:
         return [{"key": "gpu0.name", "value": "NVIDIA Fake"}]
@@ -114,6 +118,9 @@ def test_the_passes_come_in_the_order_in_which_they_disturb(
         assert [row["kernel_id"] for row in rows(bundle, "kernels")] == list(range(6))
         assert {row["variant"] for row in rows(bundle, "counters")} == {"a", "b"}
         assert [row["kernel"] for row in rows(bundle, "static")] == ["gemm"]
+        clock = bundle.manifest.clock
+        assert clock.name.startswith("%globaltimer")
+        assert [one.residual_ns for one in clock.sources if one.name == "the host's clock, by the device's"] == [800]
         assert {row["key"] for row in rows(bundle, "env")} >= {"torch", "cpu", "gpu0.name"}
         costs = [(cost.variant, cost.instrument, cost.fresh) for cost in bundle.manifest.perturbation]
         instruments = ["nvml, pm_sampler", "kernels", "none, after profiling"]

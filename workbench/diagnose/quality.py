@@ -1,5 +1,6 @@
 """How far a bundle can be trusted: what was not measured, what was lost, and what measuring cost."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workbench.quantity import Quantity
@@ -36,7 +37,8 @@ def limits(bundle: Bundle) -> tuple[Limit, ...]:
 class InstrumentCost:
     """What instruments did to the step time: ``clean`` and ``traced`` are medians in ms, ``cost`` their ratio less 1.
 
-    ``steps``: traced steps compared; 0 where the run itself stated the medians.
+    ``steps``: traced steps compared; 0 where the run itself stated the medians. Where passes with and without took
+    turns, ``cost`` has the least and the greatest of the rounds.
     """
 
     variant: str
@@ -67,7 +69,7 @@ def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
     """
     stated = {entry.variant for entry in bundle.manifest.perturbation}
     costs = [
-        _cost(entry.variant, _stated(entry), entry.clean_step_ns, entry.traced_step_ns, 0)
+        _cost(entry.variant, _stated(entry), entry.clean_step_ns, entry.traced_step_ns, 0, entry.ratios)
         for entry in bundle.manifest.perturbation
         if entry.clean_step_ns > 0
     ]
@@ -84,12 +86,15 @@ def _stated(entry: Perturbation) -> str:
     return f"{entry.instrument}; processes of their own" if entry.fresh else entry.instrument
 
 
-def _cost(variant: str, instruments: str, clean_ns: float, traced_ns: float, steps: int) -> InstrumentCost:
+def _cost(
+    variant: str, instruments: str, clean_ns: float, traced_ns: float, steps: int, ratios: Sequence[float] = ()
+) -> InstrumentCost:
+    low, high = (min(ratios) - 1, max(ratios) - 1) if len(ratios) > 1 else (None, None)
     return InstrumentCost(
         variant,
         instruments,
         Quantity(clean_ns / 1e6, "ms", "measured"),
         Quantity(traced_ns / 1e6, "ms", "measured"),
-        Quantity(traced_ns / clean_ns - 1, "of the clean step time", "measured"),
+        Quantity(traced_ns / clean_ns - 1, "of the clean step time", "measured", low, high),
         steps,
     )

@@ -16,6 +16,7 @@ from workbench.run.guard import START_SECONDS, ProbeError, guarded
 from workbench.run.state import Run
 from workbench.scenario import Instruments
 from workbench.trace.clocks import Fit, find_pulses, fit
+from workbench.trace.manifest import ClockSource
 
 SEARCH_NS = 1_000_000
 """How far a sampler's Unix time may be from where its pulses are: 0.1 and 0.2 ms were seen between two clocks."""
@@ -87,7 +88,7 @@ class CudaBench:
         interval_ns = instruments.pm_interval_us * 1000
         if self._sampler is not None and interval_ns == self._interval_ns:
             return self._sampler
-        self._close_sampler()
+        self.close_sampler()
         sampler = PmSampler(self.ordinal, uuid=self.uuid, interval_ns=interval_ns)
         try:
             self._no_sampler = guarded("pm_sampler: available", sampler.available, START_SECONDS)
@@ -110,6 +111,18 @@ class CudaBench:
         clock = self.marker.clock()
         return Pulsed(self.marker.pulses(), clock)
 
+    def host_clock(self) -> ClockSource | None:
+        """Return how the host's clock stands to the bundle's, which is the device's; None without a marker."""
+        if self.marker is None:
+            return None
+        found = self.marker.comparisons
+        return ClockSource(
+            name="the host's clock, by the device's",
+            offset_ns=0,
+            drift_ppb=found.drift_ppb or 0,
+            residual_ns=found.host_residual_ns,
+        )
+
     def env(self) -> list[dict[str, str]]:
         """Return rows of table ``env`` about the device."""
         properties: Any = torch.cuda.get_device_properties(self.device)
@@ -131,7 +144,8 @@ class CudaBench:
             probe.close()
         return rows
 
-    def _close_sampler(self) -> None:
+    def close_sampler(self) -> None:
+        """End the sampler's sidecar, where there is one; the next that needs it starts another."""
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
@@ -142,7 +156,7 @@ class CudaBench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close_sampler()
+        self.close_sampler()
 
 
 def aligned(capture: Capture, begin: Pulsed | None, end: Pulsed | None) -> Capture:

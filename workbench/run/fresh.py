@@ -1,23 +1,27 @@
 """What instruments cost, measured in processes of their own that never profiled before.
 
-Two processes a variant at most, before this one touches the device: two models would not fit. Each builds the model,
-decodes once without counting, then the same steps without an instrument, and then under its own: the profiler in one,
-stamps and the counter sampler (last, and a process of its own anyway) in the other. So nothing is compared across
-processes, none of which profiled before, and a model is built twice, not once a mode.
+Two processes a variant at most, before this one touches the device: two models would not fit. Each builds the model and
+decodes once without counting. In one, passes without an instrument and under the counter sampler then take turns for
+``ROUNDS`` rounds, the sampler's sidecar being started anew for each, before stamps have theirs; in the other the
+profiler is on for one pass. A pass is compared with the clean ones beside it (``workbench.run.paired_cost``): processes
+differ by more than a sampler may cost, passes of one process by less.
 """
 
 import json
 import subprocess
 import sys
-from statistics import median
 from typing import Any
 
 from workbench.decode.rungs.fit import resolve_device
 from workbench.decode.rungs.plan import PLANS
 from workbench.probes.protocol import Missing
+from workbench.run.paired_cost import CLEAN, paired_cost
 from workbench.run.state import Progress
 from workbench.scenario import Variant
 from workbench.trace.manifest import Perturbation
+
+ROUNDS = 6
+"""The median of so many independent ratios lies between the least and the greatest with a probability of 97 %."""
 
 CHILD_SECONDS = 600.0
 
@@ -39,9 +43,15 @@ def modes(variant: Variant) -> list[str]:
 
 
 def processes(wanted: list[str]) -> list[list[str]]:
-    """Return the modes that share a process, each begun by ``none``; the profiler shares with no other instrument."""
-    sets = (("laned", "sampled"), ("traced",))
-    return [["none", *on] for modes in sets if (on := [mode for mode in modes if mode in wanted])]
+    """Return the passes of each process in their order; the profiler shares with no other instrument."""
+    found = []
+    sampled = [CLEAN, "sampled"] * ROUNDS if "sampled" in wanted else []
+    laned = [CLEAN, "laned"] if "laned" in wanted else []
+    if sampled or laned:
+        found.append([*sampled, *laned, CLEAN])
+    if "traced" in wanted:
+        found.append([CLEAN, "traced"])
+    return found
 
 
 def fresh_costs(variants: list[Variant], progress: Progress) -> Costs:
@@ -54,31 +64,29 @@ def fresh_costs(variants: list[Variant], progress: Progress) -> Costs:
         wanted = processes(modes(variant))
         for done, together in enumerate(wanted):
             progress(f"{variant.name}: cost of instruments, in processes of their own", done, len(wanted))
-            answers = _child(variant, together)
-            clean = answers["none"]
-            for mode in together[1:]:
-                answer = answers[mode]
-                if isinstance(answer, str) or isinstance(clean, str):
-                    why = answer if isinstance(answer, str) else str(clean)
+            passes = _child(variant, together)
+            for mode in dict.fromkeys(mode for mode in together if mode != CLEAN):
+                found = passes if isinstance(passes, str) else paired_cost(passes, mode)
+                if isinstance(found, str):
                     what = f"cost of mode {mode!r} in a process of its own"
-                    missing.append((variant.name, Missing("perturbation", what, why, "the cost within this process")))
+                    missing.append((variant.name, Missing("perturbation", what, found, "the cost within this process")))
                     continue
                 costs.append(
                     Perturbation(
                         variant=variant.name,
-                        instrument=answer[1],
-                        clean_step_ns=clean[0],
-                        traced_step_ns=answer[0],
+                        instrument=found.instruments,
+                        clean_step_ns=found.clean_ns,
+                        traced_step_ns=found.with_ns,
                         fresh=True,
+                        ratios=list(found.ratios),
                     )
                 )
         progress(f"{variant.name}: cost of instruments, in processes of their own", len(wanted), len(wanted))
     return costs, missing
 
 
-def _child(variant: Variant, together: list[str]) -> dict[str, tuple[int, str] | str]:
-    """Return for each mode the median step in ns and the instruments that were on; or why there is none, in one
-    line."""
+def _child(variant: Variant, together: list[str]) -> list[dict[str, Any]] | str:
+    """Return the passes of a process in their order, or why there are none, in one line."""
     question = {"variant": variant.settings(), "folder": variant.folder, "modes": together}
     command = [sys.executable, "-m", "workbench.run.probe_child"]
     try:
@@ -86,20 +94,15 @@ def _child(variant: Variant, together: list[str]) -> dict[str, tuple[int, str] |
             command, input=json.dumps(question), capture_output=True, text=True, timeout=CHILD_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(together, f"its process took longer than {CHILD_SECONDS:g} s")
+        return f"its process took longer than {CHILD_SECONDS:g} s"
     found = _last_object(done.stdout)
     if found is None:
         line = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
-        return dict.fromkeys(together, f"its process ended with {done.returncode}: {line[:200]}")
+        return f"its process ended with {done.returncode}: {line[:200]}"
     if "error" in found:
-        return dict.fromkeys(together, str(found["error"]))
-    return {mode: _median(found[mode]) for mode in together}
-
-
-def _median(answer: dict[str, Any]) -> tuple[int, str] | str:
-    if "error" in answer:
-        return str(answer["error"])
-    return round(median(answer["walls"])), ", ".join(answer["instruments"])
+        return str(found["error"])
+    passes: list[dict[str, Any]] = found["passes"]
+    return passes
 
 
 def _last_object(text: str) -> dict[str, Any] | None:

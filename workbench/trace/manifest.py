@@ -60,8 +60,9 @@ class VariantRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
     """What an instrument cost: the median step with it and without it, in ns.
 
-    ``fresh``: both medians come from processes of their own, which had never profiled before; else from this run's
-    process, at the same places of the same prompts.
+    ``fresh``: from a process of its own, which had never profiled before; else from this run's process. Both at the
+    same places of the same prompts. ``ratios``: where passes with and without it took turns, the ratio of each round,
+    of which the two medians have the median.
     """
 
     variant: str
@@ -69,6 +70,7 @@ class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
     clean_step_ns: int
     traced_step_ns: int
     fresh: bool = False
+    ratios: list[float] = []
 
 
 class TableRecord(msgspec.Struct, frozen=True, kw_only=True):
