@@ -71,7 +71,7 @@ def _expert(
 ) -> Entry:
     half: mxfp4_experts.Half = "down" if kernel is mxfp4_experts.down_kernel else "gate_up"
     config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k, half=half)
-    cut = mxfp4_experts.cut(config, tokens, tokens * top_k, chunks, True)
+    cut = mxfp4_experts.cut(config, tokens * top_k, chunks, True)
     warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
     del cut["launch_pdl"]
     constants = {"T": tokens, "TOPK": top_k, **flags, **cut}

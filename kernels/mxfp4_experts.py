@@ -7,11 +7,13 @@ Reference (fp32 or fp64): for each chosen pair (token t, slot j), expert e = ids
 
 Shapes: x bf16[T, K], ids int32[T, k], weights fp32[T, k]; packed weights as ``mxfp4_layout`` lays them out.
 Byte floor: D distinct experts x rows x columns x 17/32 bytes, plus activations. Instruction floor a weight:
-11/8 decode + 1/8 pack-free MMA + 1/4 scale + 1/4 scale decode (16 token columns: 1/2 more).
+11/8 decode + 1/8 pack-free MMA + 1/4 scale + 1/4 scale decode, once for every 8 tokens of an expert.
 
 One launch covers every distinct expert: program (row tile, pair) returns at once unless its pair is the first of
 its expert, so tokens that share an expert share its one weight stream; tokens are the MMA's columns, and rows of x
-that the expert does not own are masked off. Weights go from 16-byte loads through shifts and masks straight into
+that the expert does not own are masked off. The MMA has 8 columns. Above 8 tokens in all, an expert's own tokens move
+together into them, and the pair of its ninth token gets programs for the ninth on: they read its weights again, from
+L2 where they still are. Weights go from 16-byte loads through shifts and masks straight into
 ``mma.m16n8k16`` registers: the layout makes every Triton layout conversion in the loop an identity. Each 32-column
 block is one small product scaled in fp32. Warps of a program split K (``kw``) or rows (``rw``); programs split K
 further (``split``), and the last one to arrive reduces in fixed order, so results are reproducible bit for bit.
@@ -33,7 +35,7 @@ import triton.language as tl
 from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
-from workbench.kernels.mxfp4_products import is_first, owners, products
+from workbench.kernels.mxfp4_products import choosers, is_first, owners, products, token_of
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
@@ -126,6 +128,22 @@ def activate(gate, up, alpha, limit, GPTOSS: tl.constexpr):
 
 
 @triton.jit
+def assignment(ids_ptr, T: tl.constexpr, TOPK: tl.constexpr, PAIRS: tl.constexpr):
+    """Return this program's expert, the tokens that it serves (bits), and whether it serves any.
+
+    A program stands for a pair. The first of an expert serves it, and above 8 tokens its ninth serves those from the
+    ninth on: a loop over eights would cost registers that even experts of two tokens paid for.
+    """
+    pair = tl.program_id(1)
+    expert = tl.load(ids_ptr + pair)
+    if T <= 8:
+        return expert, 0, is_first(ids_ptr, expert, pair, PAIRS)
+    else:
+        rest, before = choosers(ids_ptr, expert, pair // TOPK, T, TOPK, PAIRS)
+        return expert, rest, before % 8 == 0
+
+
+@triton.jit
 def gate_up_kernel(
     w_ptr,
     s_ptr,
@@ -144,7 +162,6 @@ def gate_up_kernel(
     PAIRS: tl.constexpr,
     GPTOSS: tl.constexpr,
     BIAS: tl.constexpr,
-    TN: tl.constexpr,
     KW: tl.constexpr,
     RW: tl.constexpr,
     R: tl.constexpr,
@@ -156,21 +173,19 @@ def gate_up_kernel(
 ):
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
-    pair = tl.program_id(1)
     wait_for_previous(OVERLAP)  # the router is the launch before: no weight is known until it has chosen
-    expert = tl.load(ids_ptr + pair)
-    if not is_first(ids_ptr, expert, pair, PAIRS):
+    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS)
+    if not needed:
         return
     at = expert.to(tl.int64) * tiles * chunks
     acc = products(
-        w_ptr + at * 128, s_ptr + at * 8, x_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
-        False, False, TN, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, False,
+        w_ptr + at * 128, s_ptr + at * 8, x_ptr, ids_ptr, expert, rest, block, part, tiles, chunks, T, TOPK,
+        False, False, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, False,
     )  # fmt: skip
     inter = tiles * 8
-    token = tl.arange(0, TN)
-    owner = owners(ids_ptr, expert, token, T, TOPK)
+    owner = owners(ids_ptr, expert, token_of(rest, tl.arange(0, 8), T), T, TOPK)
     tile = block * RW * R + tl.arange(0, RW * R)
-    acc = acc.reshape(RW * R, 2, 8, TN)
+    acc = acc.reshape(RW * R, 2, 8, 8)
     if SPLIT > 1:
         row = (tile[:, None, None] * 2 + tl.arange(0, 2)[None, :, None]) * 8 + tl.arange(0, 8)[None, None, :]
         ok = (row < inter * 2)[:, :, :, None] & (owner >= 0)[None, None, None, :]
@@ -178,9 +193,9 @@ def gate_up_kernel(
         at_partial = slot[None, None, None, :] + row[:, :, :, None]
         pairs_rows = tl.num_programs(1).to(tl.int64) * inter * 2
         tl.store(partial_ptr + part * pairs_rows + at_partial, acc, mask=ok)
-        if not arrive(counter_ptr + block * tl.num_programs(1) + pair, SPLIT):
+        if not arrive(counter_ptr + block * tl.num_programs(1) + tl.program_id(1), SPLIT):
             return
-        acc = tl.zeros((RW * R, 2, 8, TN), tl.float32)
+        acc = tl.zeros((RW * R, 2, 8, 8), tl.float32)
         for other in tl.static_range(SPLIT):
             acc += tl.load(partial_ptr + other * pairs_rows + at_partial, mask=ok, other=0.0, cache_modifier=".cg")
     gate, up = acc.trans(0, 2, 3, 1).split()
@@ -192,6 +207,23 @@ def gate_up_kernel(
     h = activate(gate, up, alpha, limit, GPTOSS) * 18446744073709551616.0
     at_h = h_ptr + tl.maximum(owner, 0).to(tl.int64)[None, None, :] * inter + unit[:, :, None]
     tl.store(at_h, h.to(tl.bfloat16), mask=(unit < inter)[:, :, None] & (owner >= 0)[None, None, :])
+
+
+@triton.jit
+def combined(
+    partial_ptr, base_ptr, t, row, hidden, T: tl.constexpr, TOPK: tl.constexpr, SPLIT: tl.constexpr, BASE: tl.constexpr
+):
+    """Return rows ``row`` of token ``t``: the partial sums of its experts in fixed order, on top of the base."""
+    ok = (row < hidden) & (t < T)
+    if BASE:
+        total = tl.load(base_ptr + t * hidden + row, mask=ok, other=0.0).to(tl.float32)
+    else:
+        total = tl.zeros(row.shape, tl.float32)
+    for term in tl.static_range(SPLIT * TOPK):
+        slot = term // TOPK * T * TOPK + t * TOPK + term % TOPK
+        at_partial = partial_ptr + slot.to(tl.int64) * hidden + row
+        total += tl.load(at_partial, mask=ok, other=0.0, cache_modifier=".cg")
+    return total.to(tl.bfloat16)
 
 
 @triton.jit
@@ -213,7 +245,6 @@ def down_kernel(
     PAIRS: tl.constexpr,
     BIAS: tl.constexpr,
     BASE: tl.constexpr,
-    TN: tl.constexpr,
     KW: tl.constexpr,
     RW: tl.constexpr,
     R: tl.constexpr,
@@ -225,18 +256,17 @@ def down_kernel(
 ):
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
-    pair = tl.program_id(1)
     hidden = tiles * 16
-    expert = tl.load(ids_ptr + pair)
+    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS)
     row = block * RW * R * 16 + tl.arange(0, RW * R * 16)
-    if is_first(ids_ptr, expert, pair, PAIRS):
+    if needed:
         at = expert.to(tl.int64) * tiles * chunks
         acc = products(
-            w_ptr + at * 128, s_ptr + at * 8, h_ptr, ids_ptr, expert, block, part, tiles, chunks, T, TOPK,
-            True, True, TN, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, OVERLAP,
+            w_ptr + at * 128, s_ptr + at * 8, h_ptr, ids_ptr, expert, rest, block, part, tiles, chunks, T, TOPK,
+            True, True, KW, RW, R, SPLIT, TURNS, UNROLL, STAGED, OVERLAP,
         )  # fmt: skip
-        acc = acc.reshape(RW * R * 16, TN)
-        owner = owners(ids_ptr, expert, tl.arange(0, TN), T, TOPK)
+        acc = acc.reshape(RW * R * 16, 8)
+        owner = owners(ids_ptr, expert, token_of(rest, tl.arange(0, 8), T), T, TOPK)
         if BIAS:
             biased = tl.where(part == 0, hidden, 0)  # one part of K adds it
             bias = tl.load(bias_ptr + expert.to(tl.int64) * hidden + row, mask=row < biased, other=0.0)
@@ -247,24 +277,25 @@ def down_kernel(
         tl.store(partial_ptr + slot[None, :] + row[:, None], acc, mask=ok)
     wait_for_previous(OVERLAP)
     if arrive(counter_ptr + block, SPLIT * T * TOPK):
-        for t in range(T):
-            if BASE:
-                total = tl.load(base_ptr + t * hidden + row, mask=row < hidden, other=0.0).to(tl.float32)
-            else:
-                total = tl.zeros((RW * R * 16,), tl.float32)
-            for term in tl.static_range(SPLIT * TOPK):
-                slot = term // TOPK * T * TOPK + t * TOPK + term % TOPK
-                at_partial = partial_ptr + slot.to(tl.int64) * hidden + row
-                total += tl.load(at_partial, mask=row < hidden, other=0.0, cache_modifier=".cg")
-            tl.store(y_ptr + t * hidden + row, total.to(tl.bfloat16), mask=row < hidden)
+        at_y = y_ptr + row
+        for t in range(0, T, 4):
+            # Four tokens' loads before the first store, which no load can pass: one after another they would wait
+            # for L2 four times. As one tile of tokens and rows they cost registers in the loop over the weights.
+            y0 = combined(partial_ptr, base_ptr, t, row, hidden, T, TOPK, SPLIT, BASE)
+            if T > 1:
+                y1 = combined(partial_ptr, base_ptr, t + 1, row, hidden, T, TOPK, SPLIT, BASE)
+                y2 = combined(partial_ptr, base_ptr, t + 2, row, hidden, T, TOPK, SPLIT, BASE)
+                y3 = combined(partial_ptr, base_ptr, t + 3, row, hidden, T, TOPK, SPLIT, BASE)
+                tl.store(at_y + (t + 1) * hidden, y1, mask=(row < hidden) & (t + 1 < T))
+                tl.store(at_y + (t + 2) * hidden, y2, mask=(row < hidden) & (t + 2 < T))
+                tl.store(at_y + (t + 3) * hidden, y3, mask=(row < hidden) & (t + 3 < T))
+            tl.store(at_y + t * hidden, y0, mask=row < hidden)
 
 
 def floor(tokens: int, distinct: int, rows: int, columns: int) -> Floor:
     """Return the floor of one projection: ``distinct`` experts of ``rows`` x ``columns`` weights, bf16 in and out."""
     weights = distinct * rows * columns
-    halves = 1 if tokens <= 8 else 2
-    eighths = 11 + 2 + halves * (1 + 2)
-    return Floor(weights * 17 // 32 + 2 * tokens * columns, 2 * tokens * rows, weights * eighths // 8)
+    return Floor(weights * 17 // 32 + 2 * tokens * columns, 2 * tokens * rows, weights * 16 // 8)
 
 
 def _check_common(
@@ -286,13 +317,12 @@ def _check_common(
     return experts, tiles, chunks, tokens
 
 
-def cut(config: ExpertConfig, tokens: int, pairs: int, chunks: int, overlap: bool = False) -> dict[str, Any]:
+def cut(config: ExpertConfig, pairs: int, chunks: int, overlap: bool = False) -> dict[str, Any]:
     """Return the compile-time constants, warps and stages of a launch."""
     a_warp = -(-chunks // (config.kw * config.split))
     unroll = min(config.unroll, power_of_2(a_warp))
     return {
         "PAIRS": power_of_2(pairs),
-        "TN": 8 if tokens <= 8 else 16,
         "KW": config.kw,
         "RW": config.rw,
         "R": config.r,
@@ -350,7 +380,7 @@ def gate_up(
     gate_up_kernel[(blocks * config.split, pairs)](
         words, scale_words, x, ids, x if bias is None else bias, out, partial, counters, tiles, chunks, alpha, limit,
         T=tokens, TOPK=ids.shape[1], GPTOSS=activation == "gptoss", BIAS=bias is not None,
-        **cut(config, tokens, pairs, chunks, overlap),
+        **cut(config, pairs, chunks, overlap),
     )  # fmt: skip
     return out
 
@@ -395,6 +425,6 @@ def down(
     down_kernel[(blocks * config.split, pairs)](
         words, scale_words, h, ids, weights, h if bias is None else bias, h if base is None else base, out,
         partial, counters, tiles, chunks, T=tokens, TOPK=ids.shape[1], BIAS=bias is not None, BASE=base is not None,
-        **cut(config, tokens, pairs, chunks, overlap),
+        **cut(config, pairs, chunks, overlap),
     )  # fmt: skip
     return out

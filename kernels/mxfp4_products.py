@@ -55,6 +55,39 @@ def owners(ids_ptr, expert, token, T: tl.constexpr, TOPK: tl.constexpr):
 
 
 @triton.jit
+def choosers(ids_ptr, expert, first, T: tl.constexpr, TOPK: tl.constexpr, PAIRS: tl.constexpr):
+    """Return which tokens from ``first`` on chose ``expert`` (bit t: token t), and how many before it did."""
+    # Pairs by the 32, so that the sum stays in a warp: after one over warps the compiler takes all that follows for
+    # divergent and keeps its addresses in vector registers. One sum for both results.
+    LANES: tl.constexpr = 32 if PAIRS > 32 else PAIRS
+    both = tl.zeros((LANES,), tl.int32)
+    for turn in tl.static_range(PAIRS // LANES):
+        index = turn * LANES + tl.arange(0, LANES)
+        chosen = tl.load(ids_ptr + index, mask=index < T * TOPK, other=-1)
+        token = index // TOPK
+        entry = tl.where(token < first, 65536, tl.full((LANES,), 1, tl.int32) << token)
+        both += tl.where(chosen == expert, entry, 0)
+    both = tl.sum(both, 0)
+    return both & 65535, both >> 16
+
+
+@triton.jit
+def token_of(rest, column, T: tl.constexpr):
+    """Return the token that column 0 to 7 stands for: the same up to 8 tokens, above that the lowest bits of ``rest``.
+
+    T where fewer tokens are left.
+    """
+    if T <= 8:
+        return column
+    else:
+        rest = rest + column * 0
+        for rank in tl.static_range(7):
+            rest = tl.where(column > rank, rest & (rest - 1), rest)
+        exponent = (rest & -rest).to(tl.float32).to(tl.int32, bitcast=True) >> 23
+        return tl.where(rest == 0, T, exponent - 127)
+
+
+@triton.jit
 def is_first(ids_ptr, expert, pair, PAIRS: tl.constexpr):
     """Whether no earlier pair chose the same expert."""
     index = tl.arange(0, PAIRS)
@@ -69,6 +102,7 @@ def products(
     x_ptr,
     ids_ptr,
     expert,
+    rest,
     block,
     part,
     tiles,
@@ -77,7 +111,6 @@ def products(
     TOPK: tl.constexpr,
     X_BY_PAIR: tl.constexpr,
     X_SCALED: tl.constexpr,
-    TN: tl.constexpr,
     KW: tl.constexpr,
     RW: tl.constexpr,
     R: tl.constexpr,
@@ -87,13 +120,13 @@ def products(
     STAGED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Return W @ x of row tiles ``block * RW * R ..`` over K part ``part``, fp32[RW, R * 16, TN], true scale.
+    """Return W @ x of row tiles ``block * RW * R ..`` over K part ``part``, fp32[RW, R * 16, 8], true scale.
 
+    A column is one token: ``token_of(rest, column, T)``.
     A turn takes UNROLL chunks a warp, all loads first; the next turn's weights are requested before this turn's
     arithmetic. Row indices are flat, in the order in which Triton deals rows to lanes, warps and registers.
     """
     NW: tl.constexpr = KW * RW
-    REP: tl.constexpr = TN // 8
     wi = tl.arange(0, UNROLL * R * NW * 32)
     w_warp = wi // 32 % NW
     w_tile = w_warp // KW * R + wi // (NW * 32) % R
@@ -109,17 +142,20 @@ def products(
     s_tile_ok = block * RW * R + s_tile < tiles
     s_at = s_ptr + first_tile * 8 + (s_tile * chunks + s_chunk) * 8 + tl.arange(0, 8)[None, None, :]
 
-    xi = tl.arange(0, UNROLL * REP * NW * 32)
-    token = xi // (NW * 32) % REP * 8 + xi % 32 // 4
-    owner = owners(ids_ptr, expert, token, T, TOPK)
-    x_chunk = xi // (REP * NW * 32) * (SPLIT * KW) + part * KW + xi // 32 % KW
+    xi = tl.arange(0, UNROLL * NW * 32)
+    token = token_of(rest, xi % 32 // 4, T)
+    if T > 8 and not X_BY_PAIR:
+        owner = tl.where(token < T, token, -1)  # all of ``rest`` chose this expert
+    else:
+        owner = owners(ids_ptr, expert, token, T, TOPK)
+    x_chunk = xi // (NW * 32) * (SPLIT * KW) + part * KW + xi // 32 % KW
     if X_BY_PAIR:
         x_row = tl.maximum(owner, 0)
     else:
         x_row = token
     x_at = x_ptr + ((x_row * chunks + x_chunk) * 64 + xi % 4 * 8)[:, None] + tl.arange(0, 8)[None, :]
 
-    acc = tl.zeros((UNROLL * NW, R * 16, TN), tl.float32)
+    acc = tl.zeros((UNROLL * NW, R * 16, 8), tl.float32)
     if not STAGED:
         w_ok = (w_tile_ok & (w_chunk < chunks))[:, None]
         w_next = tl.load(w_at, mask=w_ok, other=0, eviction_policy="evict_first")
@@ -151,13 +187,13 @@ def products(
                 x = x1
             if not X_SCALED:
                 x = _scaled_activation(x)
-            # (unroll, replica, warp, g, c, h, word half, e) -> (unroll, warp, h, c, word half, e, replica, g)
-            x = x.reshape(UNROLL, REP, NW, 8, 4, 2, 2, 2).trans(0, 2, 5, 4, 6, 7, 1, 3).reshape(UNROLL * NW, 32, TN)
+            # (unroll, warp, g, c, h, word half, e) -> (unroll, warp, h, c, word half, e, g)
+            x = x.reshape(UNROLL, NW, 8, 4, 2, 2, 2).trans(0, 1, 4, 3, 5, 6, 2).reshape(UNROLL * NW, 32, 8)
             d = tl.join(_pair(w, 2 * b), _pair(w, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16, 16)
             low = d.to(tl.int16).to(tl.bfloat16, bitcast=True)
             high = (d >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
             q = dot_bf16(tl.join(low, high).reshape(UNROLL * NW, R * 16, 32), x)
             scale = tl.join(_scale(s, 2 * b), _scale(s, 2 * b + 1)).trans(0, 1, 3, 2).reshape(UNROLL * NW, R * 16)
             acc += q * scale[:, :, None]
-    acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, TN), 0)
-    return tl.sum(acc.reshape(RW, KW, R * 16, TN), 1) * 4611686018427387904.0
+    acc = tl.sum(acc.reshape(UNROLL, NW, R * 16, 8), 0)
+    return tl.sum(acc.reshape(RW, KW, R * 16, 8), 1) * 4611686018427387904.0

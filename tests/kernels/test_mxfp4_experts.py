@@ -24,6 +24,18 @@ def choose(tokens: int, experts: int, top_k: int, seed: int) -> torch.Tensor:
     return torch.stack([torch.randperm(experts, generator=generator)[:top_k] for _ in range(tokens)]).to(torch.int32)
 
 
+def crowd(tokens: int, counts: dict[int, int], seed: int) -> torch.Tensor:
+    """Choices in which expert e is chosen by ``counts[e]`` tokens, anywhere among them; all tokens choose as many."""
+    top_k, rest = divmod(sum(counts.values()), tokens)
+    assert rest == 0
+    # One expert after another over the tokens in turn: none comes twice to a token.
+    line = torch.tensor([expert for expert, count in counts.items() for _ in range(count)], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(tokens, generator=generator)
+    slots = torch.randperm(top_k, generator=generator)
+    return line.view(top_k, tokens).T[order][:, slots].contiguous()
+
+
 @pytest.mark.parametrize(
     ("tokens", "gptoss", "order", "config"),
     [
@@ -84,6 +96,50 @@ def test_down(device: torch.device, bf16_tol: float, tokens: int, bias: bool, co
             out=out, workspace=workspace, config=config,
         )  # fmt: skip
         assert relative_error(out, want) < bf16_tol
+    assert int(workspace.counters.abs().sum()) == 0
+
+
+CROWDS = (
+    (9, {0: 9, 3: 8, 1: 1}, 1),
+    (16, {2: 16, 0: 9, 5: 7, 3: 8, 1: 1, 4: 7}, 2),
+)
+
+
+@pytest.mark.parametrize(("tokens", "counts", "split"), CROWDS)
+def test_experts_of_more_and_of_fewer_than_eight_tokens(
+    device: torch.device, bf16_tol: float, tokens: int, counts: dict[int, int], split: int
+) -> None:
+    """Above 8 tokens in all: a program takes the tokens of its expert by eights, and every pair is computed once."""
+    experts, inter, hidden = 6, 32, 64
+    up, lower = random_weights(experts, 2 * inter, hidden, 8), random_weights(experts, hidden, 64, 9)
+    ids = crowd(tokens, counts, 10)
+    assert torch.bincount(ids.flatten().long()).tolist() == [counts.get(e, 0) for e in range(max(counts) + 1)]
+    assert all(len(set(row)) == len(row) for row in ids.tolist())
+    pairs, config = ids.numel(), ExpertConfig(1, 2, 1, split, 1)
+    generator = torch.Generator().manual_seed(11)
+    x = torch.randn(tokens, hidden, generator=generator).bfloat16()
+    weights = torch.rand(ids.shape, generator=generator)
+    workspace = Workspace(device)
+    workspace.take("test", split * pairs * 2 * 64, pairs * 64)[0].fill_(float("nan"))
+
+    h = torch.full((pairs, inter), float("nan"), dtype=torch.bfloat16, device=device)
+    words, scale_words = (part.to(device) for part in relayout(*up, "stacked"))
+    gate_up(x.to(device), ids.to(device), words, scale_words, out=h, workspace=workspace, config=config)
+    dense = dequantise(*up, torch.float64).view(experts, 2, inter, -1)
+    want_h = reference.gate_up(x, ids, dict(enumerate(dense)), None, "silu")
+    for row, want in zip(h, want_h, strict=True):
+        assert relative_error(row.double() / 2.0**H_EXPONENT, want) < 2 * bf16_tol
+
+    plain = torch.randn(pairs, 64, generator=generator).bfloat16()
+    out = torch.full((tokens, hidden), float("nan"), dtype=torch.bfloat16, device=device)
+    words, scale_words = (part.to(device) for part in relayout(*lower, "plain"))
+    down(
+        (plain.double() * 2.0**H_EXPONENT).bfloat16().to(device), ids.to(device), weights.to(device), words,
+        scale_words, out=out, workspace=workspace, config=config,
+    )  # fmt: skip
+    want_y = reference.down(plain, ids, weights, dict(enumerate(dequantise(*lower, torch.float64))))
+    for row, want in zip(out, want_y, strict=True):
+        assert relative_error(row, want) < 2 * bf16_tol
     assert int(workspace.counters.abs().sum()) == 0
 
 
