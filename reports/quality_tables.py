@@ -72,9 +72,7 @@ def cost_table(costs: Sequence[InstrumentCost]) -> Table:
             return f"{'+' if share >= 0 else '−'}{significant(abs(100 * share), 3)}"
 
         found = cost.cost
-        spread = (
-            "" if found.low is None or found.high is None else f"rounds: {signed(found.low)} to {signed(found.high)}"
-        )
+        spread = "" if found.low is None or found.high is None else f"95 %: {signed(found.low)} to {signed(found.high)}"
         return Cell(signed(found.value), found.tag, note=spread)
 
     return Table(

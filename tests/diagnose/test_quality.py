@@ -1,9 +1,13 @@
+import math
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workbench.diagnose.quality import instrument_costs, limits
+from workbench.diagnose.quality import instrument_costs, limits, median_interval
 from workbench.trace.bundle import Bundle, BundleWriter
 from workbench.trace.manifest import Manifest, Perturbation, VariantRecord
 
@@ -81,7 +85,7 @@ def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
     times = {"clean_step_ns": 4_000_000, "traced_step_ns": 5_000_000}
     stated = [
         Perturbation(variant="a", instrument="host", **times),
-        Perturbation(variant="a", instrument="kernels", fresh=True, ratios=[1.2, 1.25, 1.3], **times),
+        Perturbation(variant="a", instrument="kernels", fresh=True, ratios=[1.2, 1.24, 1.25, 1.25, 1.26, 1.3], **times),
     ]
     costs = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
     assert [cost.cost.value for cost in costs] == [pytest.approx(0.25)] * 2
@@ -90,3 +94,21 @@ def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
         (pytest.approx(0.2), pytest.approx(0.3)),
     ]
     assert [cost.instruments for cost in costs] == ["host", "kernels; processes of their own"]
+
+
+def test_the_interval_of_a_median_is_of_order_statistics() -> None:
+    assert median_interval([3.0, 1.0, 2.0, 4.0, 5.0]) == (None, None)
+    assert median_interval([6.0, 1.0, 2.0, 4.0, 5.0, 3.0]) == (1.0, 6.0)  # 31/32
+    assert median_interval([float(one) for one in range(16)]) == (3.0, 12.0)  # 97.9 %; (4, 11) is 92.3 %
+
+
+@given(st.integers(0, 2**32), st.integers(6, 40))
+def test_the_interval_of_a_median_covers_it(seed: int, count: int) -> None:
+    rng = random.Random(seed)  # noqa: S311
+    covered = 0
+    for _ in range(200):
+        low, high = median_interval([rng.expovariate(1) for _ in range(count)])
+        assert low is not None
+        assert high is not None
+        covered += low <= math.log(2) <= high
+    assert covered >= 200 * 0.95 - 17  # over five standard deviations

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
@@ -38,7 +39,7 @@ class InstrumentCost:
     """What instruments did to the step time: ``clean`` and ``traced`` are medians in ms, ``cost`` their ratio less 1.
 
     ``steps``: traced steps compared; 0 where the run itself stated the medians. Where passes with and without took
-    turns, ``cost`` has the least and the greatest of the rounds.
+    turns, ``cost`` has the interval that covers the rounds' median with 95 % probability.
     """
 
     variant: str
@@ -82,6 +83,20 @@ def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
     return tuple(costs)
 
 
+def median_interval(values: Sequence[float], coverage: float = 0.95) -> tuple[float, float] | tuple[None, None]:
+    """Return the narrowest pair of order statistics that covers the median with ``coverage``; assumes no distribution.
+
+    Independent values fall on either side of the median as coins do. Of fewer than six values not even the least and
+    the greatest cover it: then there is no interval.
+    """
+    ordered, count = sorted(values), len(values)
+    outside, cut = 0.0, -1
+    while cut + 1 < count // 2 and outside + 2 * comb(count, cut + 1) / 2**count <= 1 - coverage:
+        cut += 1
+        outside += 2 * comb(count, cut) / 2**count
+    return (ordered[cut], ordered[-1 - cut]) if cut >= 0 else (None, None)
+
+
 def _stated(entry: Perturbation) -> str:
     return f"{entry.instrument}; processes of their own" if entry.fresh else entry.instrument
 
@@ -89,12 +104,18 @@ def _stated(entry: Perturbation) -> str:
 def _cost(
     variant: str, instruments: str, clean_ns: float, traced_ns: float, steps: int, ratios: Sequence[float] = ()
 ) -> InstrumentCost:
-    low, high = (min(ratios) - 1, max(ratios) - 1) if len(ratios) > 1 else (None, None)
+    low, high = median_interval(ratios)
     return InstrumentCost(
         variant,
         instruments,
         Quantity(clean_ns / 1e6, "ms", "measured"),
         Quantity(traced_ns / 1e6, "ms", "measured"),
-        Quantity(traced_ns / clean_ns - 1, "of the clean step time", "measured", low, high),
+        Quantity(
+            traced_ns / clean_ns - 1,
+            "of the clean step time",
+            "measured",
+            None if low is None else low - 1,
+            None if high is None else high - 1,
+        ),
         steps,
     )

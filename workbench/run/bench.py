@@ -88,7 +88,7 @@ class CudaBench:
         interval_ns = instruments.pm_interval_us * 1000
         if self._sampler is not None and interval_ns == self._interval_ns:
             return self._sampler
-        self.close_sampler()
+        self._close_sampler()
         sampler = PmSampler(self.ordinal, uuid=self.uuid, interval_ns=interval_ns)
         try:
             self._no_sampler = guarded("pm_sampler: available", sampler.available, START_SECONDS)
@@ -144,8 +144,7 @@ class CudaBench:
             probe.close()
         return rows
 
-    def close_sampler(self) -> None:
-        """End the sampler's sidecar, where there is one; the next that needs it starts another."""
+    def _close_sampler(self) -> None:
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
@@ -156,7 +155,7 @@ class CudaBench:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close_sampler()
+        self._close_sampler()
 
 
 def aligned(capture: Capture, begin: Pulsed | None, end: Pulsed | None) -> Capture:

@@ -49,8 +49,6 @@ def measure(question: dict[str, Any]) -> dict[str, Any]:
                 passes.append({"mode": mode, **_measure(mode, run, pipeline, bench)})
             except WorkbenchError as error:
                 passes.append({"mode": mode, "error": str(error)})
-            if bench is not None:
-                bench.close_sampler()  # a sidecar that waits is no clean pass either
     return {"passes": passes}
 
 
