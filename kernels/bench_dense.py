@@ -161,7 +161,7 @@ def lm_head_case(tokens: int, sample: bool) -> Case:
         "gpt-oss",
         lm_head.floor(tokens, vocab, hidden, sample=sample, logits=sample),
         2,
-        space(lm_head.HeadConfig(), lm_head.SPACE),
+        space(lm_head.default_config(tokens), lm_head.SPACE),
         lambda copy, config: run(copy, config, 1.0 if sample else 0.0),
         check,
         tolerance=1e-4,

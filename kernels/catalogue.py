@@ -243,13 +243,13 @@ def _router(name: str, tokens: int, experts: int, hidden: int, top_k: int, mode:
     )  # fmt: skip
 
 
-def _head(name: str, tokens: int, sample: bool) -> Entry:
-    config = lm_head.HeadConfig()
+def _head(name: str, tokens: int, sample: bool, logits: bool) -> Entry:
+    config = lm_head.default_config(tokens)
     return _skinny(
         name, lm_head, lm_head.lm_head_kernel, tokens, 201088, 2880, f"gpt-oss, T={tokens}",
         skinny_gemm.SkinnyConfig(config.kw, config.rw, config.r, 1, config.unroll),
-        SAMPLE=sample, LOGITS=sample, LSE=sample, PROGRAMS=config.programs,
-        P_WIDE=1 << (config.programs - 1).bit_length(),
+        SAMPLE=sample, LOGITS=logits, LSE=sample, PROGRAMS=config.programs,
+        PICK=min(config.pick, 1 << (config.programs - 1).bit_length()),
     )  # fmt: skip
 
 
@@ -508,8 +508,10 @@ ENTRIES: tuple[Entry, ...] = (
     _dense("skinny_fp8_t16", skinny_gemm.skinny_fp8_kernel, 16, 2624, 6144, "GLM-5.2 q_a + kv_a, T=16"),
     _router("router_gptoss", 1, 128, 2880, 4, 1, "gpt-oss-120b, T=1"),
     _router("router_sigmoid_t8", 8, 384, 6144, 8, 2, "MiMo-V2.5-Pro, T=8"),
-    _head("lm_head_greedy_t1", 1, False),
-    _head("lm_head_sample_t8", 8, True),
+    _head("lm_head_greedy_t1", 1, False, False),
+    _head("lm_head_sample_t8", 8, True, True),
+    _head("lm_head_greedy_t16", 16, False, True),
+    _head("lm_head_sample_t16", 16, True, True),
     Entry(
         "nucleus",
         nucleus.nucleus_kernel,

@@ -33,6 +33,7 @@ class HeadConfig:
 
     ``unroll`` chunks of 64 columns a warp and loop turn. Four warps by default, though fewer fit an SM: the sum over
     warps and the search for the best come once in twelve turns of the loop instead of six (docs/kernels.md).
+    ``pick`` programs' results at a time are compared in the end; 2048 of 16 tokens do not fit the registers.
     """
 
     programs: int = 1056
@@ -40,6 +41,7 @@ class HeadConfig:
     rw: int = 1
     r: int = 1
     unroll: int = 1
+    pick: int = 2048
 
     @property
     def num_warps(self) -> int:
@@ -50,6 +52,9 @@ class HeadConfig:
 SPACE = (
     HeadConfig(),
     HeadConfig(792, 4),
+    HeadConfig(528, pick=256),
+    HeadConfig(660, pick=256),
+    HeadConfig(792, pick=256),
     HeadConfig(1056, 4, 1, 1, 2),
     HeadConfig(2112, 2),
     HeadConfig(1056, 2, 2),
@@ -58,6 +63,11 @@ SPACE = (
     HeadConfig(528, 8, 1, 1, 2),
     HeadConfig(528, 4, 2),
 )
+
+
+def default_config(tokens: int) -> HeadConfig:
+    """Choose by rule: above 8 tokens four programs an SM, which all fit at once, in one wave."""
+    return HeadConfig() if tokens <= 8 else HeadConfig(528, pick=256)
 
 
 @triton.jit
@@ -77,7 +87,7 @@ def lm_head_kernel(
     LOGITS: tl.constexpr,
     LSE: tl.constexpr,
     PROGRAMS: tl.constexpr,
-    P_WIDE: tl.constexpr,
+    PICK: tl.constexpr,
     T: tl.constexpr,
     TN: tl.constexpr,
     KW: tl.constexpr,
@@ -127,22 +137,33 @@ def lm_head_kernel(
         tl.store(partial_ptr + 3 * plane + at, tl.sum(total * tl.exp(top - safe[None, :]), 0))
     if not arrive(counter_ptr, PROGRAMS):
         return
-    source = tl.arange(0, P_WIDE)
-    all_at = source[:, None] * TN + column[None, :]
-    all_ok = (source < PROGRAMS)[:, None]
-    value = tl.load(partial_ptr + all_at, mask=all_ok, other=float("-inf"), cache_modifier=".cg")
-    index = tl.load(partial_ptr + plane + all_at, mask=all_ok, other=0.0, cache_modifier=".cg")
-    index = index.to(tl.int32, bitcast=True)
-    winner = tl.max(value, 0)
-    token = tl.min(tl.where((value == winner[None, :]) & all_ok, index, 0x7FFFFFFF), 0)
+    # By PICK programs: at 16 columns all at once would need more registers than there are, and the loop above pays.
+    winner = tl.full((TN,), float("-inf"), tl.float32)
+    token = tl.full((TN,), 0x7FFFFFFF, tl.int32)
+    all_top = tl.full((TN,), float("-inf"), tl.float32)
+    mass = tl.zeros((TN,), tl.float32)
+    for first in range(0, PROGRAMS, PICK):
+        source = first + tl.arange(0, PICK)
+        all_at = source[:, None] * TN + column[None, :]
+        all_ok = (source < PROGRAMS)[:, None]
+        values = tl.load(partial_ptr + all_at, mask=all_ok, other=float("-inf"), cache_modifier=".cg")
+        places = tl.load(partial_ptr + plane + all_at, mask=all_ok, other=0.0, cache_modifier=".cg")
+        places = places.to(tl.int32, bitcast=True)
+        highest = tl.max(values, 0)
+        place = tl.min(tl.where((values == highest[None, :]) & all_ok, places, 0x7FFFFFFF), 0)
+        token = tl.where(highest > winner, place, tl.where(highest == winner, tl.minimum(place, token), token))
+        winner = tl.maximum(winner, highest)
+        if LSE:
+            tops = tl.load(partial_ptr + 2 * plane + all_at, mask=all_ok, other=float("-inf"), cache_modifier=".cg")
+            totals = tl.load(partial_ptr + 3 * plane + all_at, mask=all_ok, other=0.0, cache_modifier=".cg")
+            new_top = tl.maximum(all_top, tl.max(tops, 0))
+            safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+            mass = mass * tl.exp(all_top - safe) + tl.sum(totals * tl.exp(tops - safe[None, :]), 0)
+            all_top = new_top
     tl.store(tokens_ptr + column, token, mask=column < T)
     if LSE:
-        top = tl.load(partial_ptr + 2 * plane + all_at, mask=all_ok, other=float("-inf"), cache_modifier=".cg")
-        total = tl.load(partial_ptr + 3 * plane + all_at, mask=all_ok, other=0.0, cache_modifier=".cg")
-        all_top = tl.max(top, 0)
         safe = tl.where(all_top == float("-inf"), 0.0, all_top)
-        lse = safe + tl.log(tl.sum(total * tl.exp(top - safe[None, :]), 0))
-        tl.store(lse_ptr + column, lse, mask=column < T)
+        tl.store(lse_ptr + column, safe + tl.log(mass), mask=column < T)
     if SAMPLE:
         tl.store(rng_ptr + 1, tl.load(rng_ptr + 1) + 1)
 
@@ -193,8 +214,8 @@ def lm_head(
         expect(kernel, "logits", logits, torch.float32, (tokens, vocab), device=w.device)
     if lse is not None:
         expect(kernel, "lse", lse, torch.float32, (tokens,), device=w.device)
-    config = config or HeadConfig()
-    for name in ("kw", "rw", "r", "unroll"):
+    config = config or default_config(tokens)
+    for name in ("kw", "rw", "r", "unroll", "pick"):
         value = getattr(config, name)
         require(kernel, value >= 1 and value == power_of_2(value), f"config.{name}={value} is not a power of two")
     if out is None:
@@ -209,9 +230,9 @@ def lm_head(
     lm_head_kernel[(programs,)](
         w, x, partial if logits is None else logits, out, partial if lse is None else lse, out if rng is None else rng,
         partial, counters, vocab, hidden, 1.0 / temperature if temperature > 0 else 1.0, SAMPLE=temperature > 0,
-        LOGITS=logits is not None, LSE=lse is not None, PROGRAMS=programs, P_WIDE=power_of_2(programs), T=tokens,
-        TN=width, KW=config.kw, RW=config.rw, R=config.r, TURNS=-(-a_warp // unroll), UNROLL=unroll,
-        STAGED=False,
-        OVERLAP=overlap, launch_pdl=overlap, num_warps=config.num_warps, num_stages=1,
+        LOGITS=logits is not None, LSE=lse is not None, PROGRAMS=programs,
+        PICK=min(config.pick, power_of_2(programs)), T=tokens, TN=width, KW=config.kw, RW=config.rw, R=config.r,
+        TURNS=-(-a_warp // unroll), UNROLL=unroll, STAGED=False, OVERLAP=overlap, launch_pdl=overlap,
+        num_warps=config.num_warps, num_stages=1,
     )  # fmt: skip
     return out

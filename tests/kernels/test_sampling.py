@@ -17,7 +17,12 @@ def inputs(tokens: int, vocab: int, hidden: int) -> tuple[torch.Tensor, torch.Te
 
 @pytest.mark.parametrize(
     ("tokens", "vocab", "hidden", "config"),
-    [(1, 100, 128, HeadConfig(3, 2)), (4, 77, 64, HeadConfig(2, 1, 2)), (9, 50, 192, HeadConfig(2, 1, 1, 2))],
+    [
+        (1, 100, 128, HeadConfig(3, 2)),
+        (4, 77, 64, HeadConfig(2, 1, 2)),
+        (9, 50, 192, HeadConfig(2, 1, 1, 2)),
+        (16, 150, 64, HeadConfig(7, 1, pick=2)),
+    ],
 )
 def test_greedy(device: torch.device, tokens: int, vocab: int, hidden: int, config: HeadConfig) -> None:
     x, w = inputs(tokens, vocab, hidden)
@@ -37,6 +42,8 @@ def test_greedy_tie_goes_to_the_lower_token(device: torch.device) -> None:
     w = torch.zeros(80, 64, dtype=torch.bfloat16, device=device)
     w[[23, 40, 71]] = 1.0
     assert lm_head(x, w, config=HeadConfig(4, 1)).tolist() == [23]
+    w[23] = 0.0
+    assert lm_head(x, w, config=HeadConfig(3, 1, pick=1)).tolist() == [40]  # of the third program; the second has 71
 
 
 def test_temperature_draws_follow_the_softmax(device: torch.device) -> None:
