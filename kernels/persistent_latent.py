@@ -15,7 +15,7 @@ from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeigh
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, allocate, error_text, load_step, require_device
 
-PHASES = ("low", "query", "absorb", "attention", "values", "out", "gate_up", "down")
+PHASES = ("low", "query", "attention", "values", "out", "gate_up", "down")
 MOST_STAGES = 6
 """More fit; six were measured fastest (docs/kernels-cuda.md, section 9)."""
 
@@ -55,7 +55,8 @@ class LatentPlan:
 
     ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
     two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: one lane of a
-    warp polls what is waited for before all lanes load.
+    warp polls what is waited for before all lanes load. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
+    ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
     """
 
     grid: int
@@ -68,7 +69,9 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
-    gate: bool = True
+    gate: bool = False
+    decode: int = 0
+    leave_out: int = 0
     watchdog_ns: int = 200_000_000
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class LatentPlan:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.prefetch_bytes < 0 or self.prefetch_bytes % 16:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
+        if self.decode not in (0, 1) or self.leave_out not in range(4):
+            raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
         if self.collective_ns < 0:
             raise InputError(f"collective_ns must be 0 or more, not {self.collective_ns}")
         if self.watchdog_ns <= 0:
@@ -89,8 +94,8 @@ class LatentPlan:
 
     @property
     def threads(self) -> int:
-        """Threads a CTA: the consumer warps and one producer warp."""
-        return self.warps * 32 + 32
+        """Threads a CTA: the consumer warps, the producer's and the router's."""
+        return self.warps * 32 + 64
 
 
 def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: int) -> int:
@@ -100,9 +105,9 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
         2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter)),
         4 * warps * max(shape.kv_lora, shape.experts),
     )
-    small = 8 * (2 * stages + 2 * TABLE_COLUMNS + 2) + 4 * (stages + pieces + 16 + 2 * warps + 4)
-    rows = 4 * (2 * 16 * -(-(shape.hidden // 16) // grid) + 2 * shape.latent)
-    return small + rows + act + 4 * pieces * warps * 16 + 64
+    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 4) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
+    rows = 4 * (2 * 16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
+    return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64
 
 
 def shared_bytes(shape: LatentShape, plan: LatentPlan) -> int:
@@ -128,11 +133,8 @@ def make_plan(
     Raises InputError where the shape leaves a CTA without work or does not fit.
     """
     check_grid(shape, grid)
-    group = grid // shape.heads
-    # attention joins its parts where row tiles are summed: two floats short of eight pieces, so nine
-    needed = max(
-        9, -(-(shape.hidden // 16) // grid), -(-(shape.kv_lora // 16) // group), -(-(shape.v_dim // 16) // group)
-    )
+    # attention joins its parts where row tiles are summed: just over three times two pieces at 16 warps
+    needed = max(4, -(-(shape.hidden // 16) // grid), -(-(shape.v_dim // 16) // (grid // shape.heads)))
     chosen = needed if pieces is None else pieces
     if chosen < needed:
         raise InputError(f"pieces must be at least {needed}, not {chosen}")
@@ -196,6 +198,8 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,
         "GATE": int(plan.gate),
+        "DECODE": plan.decode,
+        "LEAVE_OUT": plan.leave_out,
         "WATCHDOG_NS": plan.watchdog_ns,
         "TAIL_BYTES": tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces),
     }
@@ -210,8 +214,8 @@ def scratch_parts(shape: LatentShape, plan: LatentPlan) -> dict[str, int]:
     """Words of each part of the scratch memory, in order."""
     return {
         "a_parts": 2 * (shape.q_lora + shape.latent + shape.index_dim + shape.head_rows),
-        "q": shape.query_rows,
-        "absorbed": shape.heads * shape.kv_lora,
+        "q": shape.heads * shape.rope,
+        "absorbed": shape.heads * (shape.nope // 16) * shape.kv_lora,
         "partials": shape.heads * (plan.grid // shape.heads) * (shape.kv_lora + 4),
         "attended": shape.heads * shape.v_dim,
         "x_mid": shape.hidden,
@@ -238,7 +242,7 @@ class LatentBuffers:
     ``latents`` bf16 [layers, capacity, kv_lora + rope]; ``index_keys`` bf16 [owners, capacity, index_dim]; ``table``
     int64 [layers, 20], addresses as the kernel takes them; ``state`` int32 token, position, launches since the scratch
     was filled, 0; ``sync``: counters, and at ``FLAGS_AT`` error flags; ``words``: ``sync``, ``state`` and ``routing``
-    in one piece, for one copy to the host; ``lanes``: int64 [grid, layers * 8 + 1, 3] %globaltimer ns (phase may start,
+    in one piece, for one copy to the host; ``lanes``: int64 [grid, layers * 7 + 1, 3] %globaltimer ns (phase may start,
     activation ready, work done), empty without lanes.
     """
 

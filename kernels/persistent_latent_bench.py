@@ -109,9 +109,16 @@ class Case:
         return replace(persistent_latent.make_plan(self.shape, self.grid, warps=warps), **self.changes)
 
 
-def cases() -> list[Case]:
-    """What is checked, small things first."""
+def cases(*, next_round: bool = False) -> list[Case]:
+    """What is checked, small things first; ``next_round``: what the plans of that round need, and no more."""
     near, far = (*range(12), 30, 31), (0, 1, 2, 130, 131, 700, 2047)
+    if next_round:
+        return [
+            Case("tiny", TINY, 16, near, 64),
+            Case("few layers", FEW, SMS, far, CAPACITY),
+            Case("few layers 8 warps", FEW, SMS, (0, 1, 700), CAPACITY, changes={"warps": 8}),
+            Case("few layers 8 warps decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 8, "decode": 1}),
+        ]
     return [
         Case("tiny", TINY, 16, near, 64),
         Case("tiny forced", TINY, 16, near, 64, forced=True),
@@ -122,6 +129,8 @@ def cases() -> list[Case]:
         Case("few layers", FEW, SMS, far, CAPACITY),
         Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
         Case("few layers 8 warps", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 8}),
+        Case("few layers 8 warps decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 8, "decode": 1}),
+        Case("few layers one lane polls", FEW, SMS, (0, 700), CAPACITY, changes={"gate": True}),
         Case("few layers prefetch", FEW, SMS, (0, 700), CAPACITY, changes={"prefetch_bytes": 65536}),
         Case("no indexer", PLAIN, SMS, (0, 1, 700), CAPACITY),
     ]
@@ -287,10 +296,28 @@ def layers_that_fit(free_bytes: int) -> int:
     raise UnfitError(f"memory: {free_bytes} bytes are free, four layers need {packed_bytes(first_layers(4))} and 8 GiB")
 
 
-def plans(shape: LatentShape) -> list[tuple[str, LatentPlan]]:
-    """What is timed, the main question first."""
+def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, LatentPlan]]:
+    """What is timed, the main question first; ``next_round``: only what was not measured yet."""
     base = persistent_latent.make_plan(shape, SMS)
     narrow = persistent_latent.make_plan(shape, SMS, warps=8)
+    if next_round:
+        return [
+            ("base", base),
+            ("8 warps", narrow),
+            ("lanes", replace(base, lanes=True)),
+            ("8 warps, lanes", replace(narrow, lanes=True)),
+            ("one lane polls", replace(base, gate=True)),
+            ("8 warps, one lane polls", replace(narrow, gate=True)),
+            ("in flight 2", replace(base, in_flight=2)),
+            ("8 warps, in flight 0", replace(narrow, in_flight=0)),
+            ("9 stages", replace(base, stages=9)),
+            ("8 warps, 9 stages", replace(narrow, stages=9)),
+            ("8 warps, decode 1", replace(narrow, decode=1)),
+            ("without copies and products, lanes", replace(base, leave_out=3, lanes=True)),
+            ("without products", replace(base, leave_out=2)),
+            ("8 warps, without copies and products", replace(narrow, leave_out=3)),
+            ("base (again)", base),
+        ]
     return [
         ("base", base),
         ("lanes", replace(base, lanes=True)),
@@ -299,13 +326,14 @@ def plans(shape: LatentShape) -> list[tuple[str, LatentPlan]]:
         ("in flight 2", replace(base, in_flight=2)),
         ("in flight 4", replace(base, in_flight=4)),
         ("prefetch 64 KB", replace(base, prefetch_bytes=65536)),
-        ("prefetch 128 KB", replace(base, prefetch_bytes=131072)),
         ("collectives 8 us", replace(base, collective_ns=8000)),
-        ("collectives 8 us, in flight 0", replace(base, collective_ns=8000, in_flight=0)),
-        ("collectives 8 us, prefetch 128 KB", replace(base, collective_ns=8000, prefetch_bytes=131072)),
-        ("all poll", replace(base, gate=False)),
-        ("10 stages", replace(base, stages=10)),
+        ("one lane polls", replace(base, gate=True)),
+        ("9 stages", replace(base, stages=9)),
         ("4 stages", replace(base, stages=4)),
+        ("decode 1", replace(base, decode=1)),
+        ("without copies", replace(base, leave_out=1)),
+        ("without products", replace(base, leave_out=2)),
+        ("without copies and products", replace(base, leave_out=3)),
         ("8 warps, in flight 4", replace(narrow, in_flight=4)),
         ("8 warps, lanes", replace(narrow, lanes=True)),
         ("head dealt", replace(base, claim_head=False)),
@@ -386,12 +414,13 @@ def _middle(values: torch.Tensor) -> float:
     return float(values.quantile(0.5, dim=0).mean())
 
 
-def compile_all(shape: LatentShape) -> int:
+def compile_all(shape: LatentShape, *, next_round: bool = False) -> int:
     """Compile every kernel the benchmark runs, several at a time; needs no GPU. Returns how many."""
     jobs: list[Callable[[], nvrtc.Cubin]] = [
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
     ]
-    pairs = [(case.shape, case.plan) for case in cases()] + [(shape, plan) for _, plan in plans(shape)]
+    pairs = [(case.shape, case.plan) for case in cases(next_round=next_round)]
+    pairs += [(shape, plan) for _, plan in plans(shape, next_round=next_round)]
     jobs += [functools.partial(persistent_latent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
     with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         return len(list(pool.map(lambda job: job(), jobs)))
@@ -422,6 +451,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers to time, 4 to 78; default: as many as fit the memory")
     parser.add_argument("--context", type=int, default=512, help="positions in the cache when timing starts")
     parser.add_argument("--compile-only", metavar="FOLDER", help="compile every kernel into FOLDER and stop; no GPU")
+    parser.add_argument("--next", action="store_true", help="only the checks and plans of the round being measured")
     parser.add_argument("--json", action="store_true", help="print the whole report as one line at the end, no tables")
     options = parser.parse_args(arguments)
     if options.layers is not None and not GLM.dense_layers < options.layers <= GLM.layers:
@@ -435,7 +465,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Check, time, print; returns 1 if a check fails or the device hangs, 0 otherwise."""
     options = _parse(arguments)
     if options.compile_only:
-        count = compile_all(first_layers(options.layers or GLM.layers))
+        count = compile_all(first_layers(options.layers or GLM.layers), next_round=options.next)
         print(f"{count} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
         return 0
     budget = Budget(options.seconds)
@@ -450,7 +480,7 @@ def main(arguments: list[str] | None = None) -> int:
     }
     shape = first_layers(options.layers or layers_that_fit(torch.cuda.mem_get_info()[0]))
     budget.note(f"{report['device']}, torch {report['torch']}, {shape.layers} layers")
-    budget.note(f"{compile_all(shape)} kernels compiled")
+    budget.note(f"{compile_all(shape, next_round=options.next)} kernels compiled")
     weights: list[LatentWeights] = []
 
     def timed(name: str, plan: LatentPlan) -> dict[str, Any]:
@@ -463,9 +493,12 @@ def main(arguments: list[str] | None = None) -> int:
         return time_plan(name, shape, plan, options.context, weights[0], report["roof"]["best"])
 
     jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
-        *(("checks", case.name, functools.partial(check, case)) for case in cases()),
+        *(("checks", case.name, functools.partial(check, case)) for case in cases(next_round=options.next)),
         ("roof", "roof", read_roof),
-        *(("timings", name, functools.partial(timed, name, plan)) for name, plan in plans(shape)),
+        *(
+            ("timings", name, functools.partial(timed, name, plan))
+            for name, plan in plans(shape, next_round=options.next)
+        ),
     ]
     hung = False
     for kind, name, job in jobs:

@@ -2,8 +2,9 @@
 //
 // As persistent.cu: one CTA a multiprocessor, all co-resident; in each a producer lane streams the CTA's fixed share of every weight
 // of the step, in order, through one ring of shared-memory stages, and the consumer warps follow it phase by phase. A layer is
-//   low | query | absorb | attention | values | out (and router) | gate_up | down
-// eight exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words.
+//   low | query | attention | values | out (and router) | gate_up | down
+// seven exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words. One more warp, the
+// router's, adds up and chooses beside them.
 //
 // Tags. A word is an fp32 number whose two lowest bits count the uses of its place, modulo 4 (the reader clears them: 22 bits of mantissa pass
 // between phases, the residual itself keeps 24). A reader polls until the tag is the one of this use. A place is written once a use, and its
@@ -11,26 +12,30 @@
 // last one's. Nobody overwrites a word that is still to be read: a place of layer n + 1 is written after reading something that every CTA
 // publishes between its reads of layer n and that writing. Every CTA owns rows of the residual, so x_in, x_mid, and in layers with experts the
 // expert activations, come from all of them: each is such a point. Loads of a CTA are complete before its next named barrier, which stands before what
-// it publishes next. So a launch needs of its scratch only that it is left as the last launch left it, or all words 3 before the first.
+// it publishes next; the router's warp is no part of that barrier, but consumers wait for its choice before they publish expert activations.
+// So a launch needs of its scratch only that it is left as the last launch left it, or all words 3 before the first.
 //
 // Who owns what:
 //   - a CTA owns row tiles of the hidden size, the same ones in out and down: it alone adds to these rows of the residual, in a fixed order, and
 //     publishes them. down sums over the chosen experts in the CTA, so no more than the rows themselves is exchanged;
-//   - GRID / HEADS CTAs serve a head: its rows of both absorbed halves, and a part of its cached positions each;
+//   - GRID / HEADS CTAs serve a head: its rows of the query, and a part of its cached positions each. Absorbing is linear: who has sixteen rows of
+//     the query multiplies them at once with their columns of the key half of kv_b, and attention adds these parts. Nobody waits for a whole query;
 //   - the router is linear up to the RMS factor: each CTA multiplies its rows with their router columns, one CTA an expert adds them up;
 //   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
 //
 // Arithmetic: FP8 weights exact in fp16 (value * 2^-8) against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
 //
-// Spills on sm_90: some 200 bytes a thread at 16 warps, for which 96 registers is all there is, 130 at 8. Left out one by one, the phases show whose
-// they are: the producer's addresses (one lane, 90 to 120 bytes), attention's sixteen queries and sums, the parts that values and down have in flight.
+// Code. Every warp goes through all of a layer's code each layer, and a multiprocessor keeps some 128 KB of it: so what is long is a loop that is not
+// unrolled, a wait counts its polls instead of reading a clock, and sums over warps are vectors. The layer is 110 KB at 16 warps (it was 180).
 //
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
-//   GATE                           1: one lane of a warp polls, then all load; 0: all poll
+//   GATE                           1: one lane of a warp polls, then all load; 0: all poll for what they have not got yet
+//   DECODE                         as in mxfp4.cuh
+//   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "mxfp4.cuh"
 
@@ -52,6 +57,9 @@
 #ifndef GATE
 #define GATE 1
 #endif
+#ifndef LEAVE_OUT
+#define LEAVE_OUT 0
+#endif
 #ifndef COLLECTIVE_NS
 #define COLLECTIVE_NS 0
 #endif
@@ -62,6 +70,7 @@
 namespace {
 
 constexpr int kConsumers = WARPS * 32;
+constexpr int kThreads = kConsumers + 64;  // one warp for the producer's lane, one for the router
 constexpr int kConsumerBarrier = 1;
 constexpr int kGroup = GRID / HEADS;  // CTAs of a head
 constexpr u32 kStageBytes = 17408;
@@ -78,9 +87,10 @@ constexpr u32 kLowTiles = kLowRows / 16;
 constexpr u32 kIndexTiles = INDEX_DIM > 0 ? INDEX_DIM / 16 + (INDEX_HEADS + 15) / 16 : 0;
 constexpr u32 kAllLowRows = kLowRows + 16 * kIndexTiles;
 constexpr int kQueryDim = NOPE + ROPE;
-constexpr u32 kQueryTiles = HEADS * kQueryDim / 16;
+constexpr u32 kHeadTiles = kQueryDim / 16;  // of a head's query: those without position first
+constexpr u32 kQueryTiles = HEADS * kHeadTiles;
 constexpr u32 kIndexQueryTiles = INDEX_HEADS * INDEX_DIM / 16;
-constexpr u32 kAbsorbTiles = KV_LORA / 16;  // of a head
+constexpr u32 kAbsorbTiles = KV_LORA / 16;
 constexpr u32 kAbsorbSteps = NOPE / 16;
 constexpr u32 kValueTiles = V_DIM / 16;  // of a head
 constexpr u32 kValueSteps = KV_LORA / 16;
@@ -92,13 +102,14 @@ constexpr u32 kDownUnits = INTER / 64;
 constexpr u32 kDownStage = TOPK * kDownUnits;
 constexpr u32 kExpertTile = kDownUnits * mxfp4::kUnitBytes;  // of down: a row tile of one expert
 constexpr u32 kFeedParts = 4;
+constexpr u32 kFeedUnits = kHiddenUnits / kFeedParts;
 constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kPartial = KV_LORA + 4;
 constexpr u32 kRouterPad = (GRID + 3) / 4 * 4;
-constexpr u32 kHeadTiles = VOCAB / 16;
-constexpr u32 kHeadSteps = HIDDEN / 16;
+constexpr u32 kVocabTiles = VOCAB / 16;
+constexpr u32 kVocabSteps = HIDDEN / 16;
 constexpr int kWidest = HIDDEN > HEADS * V_DIM ? HIDDEN : HEADS * V_DIM;
 constexpr int kFeedMost = SHARED_INTER > DENSE_INTER ? SHARED_INTER : DENSE_INTER;
 constexpr int kVectorBytes = 2 * kWidest;
@@ -106,43 +117,50 @@ constexpr int kDownBytes = 2 * (TOPK * INTER + kFeedMost);
 constexpr int kCombineBytes = WARPS * 4 * (KV_LORA > EXPERTS ? KV_LORA : EXPERTS);
 constexpr int kActPart = 2 * kVectorBytes > kDownBytes ? 2 * kVectorBytes : kDownBytes;
 constexpr int kActBytes = kActPart > kCombineBytes ? kActPart : kCombineBytes;
-constexpr int kPartFloats = PIECES * WARPS * 16;
+constexpr int kPartRow = WARPS + 4;  // one row's sums of all warps: whole float4, and rows of a tile in different banks
+constexpr int kPartFloats = 2 * PIECES * 16 * kPartRow;
+constexpr int kJoiners = kConsumers / (KV_LORA / 4);  // groups of threads that add parts of a vector of the latent
 constexpr int kClaims = 32;
+constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so many ns: an answer of L2
 constexpr int kTable = 20;
+constexpr bool kProducts = !(LEAVE_OUT & 2);
 constexpr float kNone = -1e30f;
 constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
 static_assert(HIDDEN % 512 == 0 && Q_LORA % 128 == 0 && HEADS * V_DIM % 128 == 0 && NOPE % 16 == 0 && V_DIM % 16 == 0, "tiles");
-static_assert(NOPE / 4 <= kConsumers && KV_LORA / 4 % 32 == 0 && SHARED_INTER / 4 % 32 == 0 && DENSE_INTER / 4 % 32 == 0, "whole warps wait for words");
-static_assert(kAbsorbSteps <= kStageSteps && kValueSteps <= kStageSteps, "a tile of the absorbed halves fits a stage");
+static_assert(kConsumers % (KV_LORA / 4) == 0 && SHARED_INTER / 4 % 32 == 0 && DENSE_INTER / 4 % 32 == 0, "whole warps wait for words");
+static_assert(kAbsorbTiles == kStageSteps && kValueSteps <= kStageSteps, "a step of all tiles of one absorbed half, a tile of the other fit a stage");
 static_assert(INTER % 64 == 0 && kDownStage <= 32, "a row tile of all chosen experts fits a stage");
 static_assert(SHARED_INTER % 128 == 0 && DENSE_INTER % 128 == 0, "units of the FFN");
 static_assert(EXPERTS % 8 == 0 && EXPERTS <= 512 && TOPK <= 8, "router");
 static_assert(kGroup >= 1 && kOutTiles >= GRID && kLowTiles >= GRID, "every CTA owns rows");
 static_assert(MOE_LAYERS == 0 || TOPK * kUpTiles >= GRID, "every CTA has an expert task");
 static_assert(DENSE_LAYERS == 0 || kDenseTiles * kFeedParts >= GRID, "every CTA has a task of the dense FFN");
-static_assert(kOwnTiles <= PIECES && (int)((kAbsorbTiles + kGroup - 1) / kGroup) <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES,
-              "pieces");
-static_assert(kPartFloats >= kConsumers / 128 * (KV_LORA + 4), "the joined parts of attention reuse the sums");
+static_assert(kOwnTiles <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES, "pieces");
+static_assert(kPartFloats >= kJoiners * (KV_LORA + 4), "the joined parts of attention reuse the sums");
+static_assert(kActBytes >= 2 * Q_LORA + 4 * kJoiners * KV_LORA, "the head's query is joined behind the low rank");
 static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
 
 struct Shared {
   u64 full[STAGES];
   u64 empty[STAGES];
   u64 table[2][kTable];
-  u64 routed, spare;
+  alignas(16) u64 source[2][kTable];  // the producer's table
+  u64 sourced, routed, normed, chosen;
   int tag[STAGES];
-  int task[PIECES];
+  int task[2 * PIECES];
   int expert[8];
   float weight[8];
-  float sums[WARPS], peaks[WARPS];
+  alignas(16) float sums[WARPS];
+  alignas(16) float peaks[WARPS];
+  float rms;
   int token, position, launches, dead;
   alignas(16) u8 zero[16];
   alignas(16) float own[kOwnTiles * 16];     // this CTA's rows of the residual
   alignas(16) float scaled[kOwnTiles * 16];  // the same times the FFN norm's gain
-  alignas(16) float query[kRow];
+  alignas(16) float query[ROPE];
   alignas(16) float row[kRow];  // this position's latent and key, as the cache keeps them
   alignas(16) u8 act[kActBytes];
   alignas(16) float part[kPartFloats];
@@ -152,7 +170,7 @@ struct Shared {
 static_assert(sizeof(Shared) <= TAIL_BYTES, "the launch asks for too little shared memory");
 #endif
 
-enum Phase { kLow, kQuery, kAbsorb, kAttention, kValues, kOut, kGateUp, kDown, kPhases };
+enum Phase { kLow, kQuery, kAttention, kValues, kOut, kGateUp, kDown, kPhases };
 enum Entry {
   kA, kQb, kUk, kUv, kO, kAttentionNorm, kQueryNorm, kLatentNorm, kIndexNorm, kFfnNorm, kRouter, kCorrection, kUp, kBelow, kFeedUp, kFeedDown,
   kCache, kIndexCache, kOrdinal, kOwner
@@ -182,11 +200,8 @@ __device__ __forceinline__ float warp_sum(float value) {
   for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
   return value;
 }
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-  return value;
-}
+// Of magnitudes: numbers that are not negative compare as integers.
+__device__ __forceinline__ float warp_peak(float value) { return __uint_as_float(ptx::warp_max_u32(__float_as_uint(value))); }
 // A power of two that puts a vector's largest element in [2^14, 2^15), and its inverse.
 struct Scale {
   float factor, undo;
@@ -214,7 +229,6 @@ __device__ __forceinline__ Share positions(int position) {
   return {part * (u32)position / kGroup, (part + 1) * (u32)position / kGroup};
 }
 __device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEADS; }
-__device__ __forceinline__ u32 quarter(u32 part) { return part * kHiddenUnits / kFeedParts; }
 
 // --- the producer -------------------------------------------------------------------------------------------------
 
@@ -232,22 +246,39 @@ __device__ __forceinline__ void await_stage(Ring& ring) {
   }
 #endif
 }
+// The stage is full once so many bytes have come.
+__device__ __forceinline__ void expect(const Ring& ring, u32 bytes) {
+#if LEAVE_OUT & 1
+  ptx::mbar_arrive(ring.full_bar());
+#else
+  ptx::mbar_expect(ring.full_bar(), bytes);
+#endif
+}
+__device__ __forceinline__ void load_weights(const Ring& ring, u32 target, const u8* source, u32 bytes, u64 policy) {
+#if !(LEAVE_OUT & 1)
+  ptx::bulk_load(target, source, bytes, ring.full_bar(), policy);
+#endif
+}
 __device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
   await_stage(ring);
-  ptx::mbar_expect(ring.full_bar(), bytes);
+  expect(ring, bytes);
   return ring.address();
 }
-__device__ __forceinline__ void stream_bytes(Ring& ring, const u8* source, u32 bytes, u64 policy) {
-  const u32 target = acquire_stage(ring, bytes);
-  ptx::bulk_load(target, source, bytes, ring.full_bar(), policy);
-  ring.next();
-}
-// Units [low, high) of tiles of per_tile units that lie one after another: no stage holds parts of two tiles.
-__device__ __forceinline__ void stream_units(Ring& ring, const u8* matrix, u32 low, u32 high, u32 per_tile, u64 policy) {
-  for (u32 at = low; at < high;) {
-    const u32 count = min(min(kStageUnits, per_tile - at % per_tile), high - at);
-    stream_bytes(ring, matrix + (u64)at * kUnitBytes, count * kUnitBytes, policy);
-    at += count;
+// Units that lie one after another, into stages of at most `most`; no stage holds parts of two tiles. first: of the first unit in its tile.
+struct Run {
+  const u8* source;
+  u32 units, unit_bytes, most, per_tile, first;
+};
+__device__ __forceinline__ void stream(Ring& ring, Run run, u64 policy) {
+#pragma unroll 1
+  while (run.units > 0) {
+    const u32 count = min(min(run.most, run.per_tile - run.first), run.units), bytes = count * run.unit_bytes;
+    const u32 target = acquire_stage(ring, bytes);
+    load_weights(ring, target, run.source, bytes, policy);
+    ring.next();
+    run.source += bytes;
+    run.units -= count;
+    run.first = run.first + count == run.per_tile ? 0 : run.first + count;
   }
 }
 // A row tile of an expert's gate-up: weights and scales are two runs.
@@ -256,118 +287,151 @@ __device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 
   for (u32 at = 0; at < kUpUnits; at += 32) {
     const u32 count = min(32u, kUpUnits - at);
     const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
-    ptx::bulk_load(target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, ring.full_bar(), policy);
-    ptx::bulk_load(target + count * mxfp4::kUnitWeightBytes, source + kUpUnits * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes,
-                   count * mxfp4::kUnitScaleBytes, ring.full_bar(), policy);
+    load_weights(ring, target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, policy);
+    load_weights(ring, target + count * mxfp4::kUnitWeightBytes, source + kUpUnits * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes,
+                   count * mxfp4::kUnitScaleBytes, policy);
     ring.next();
   }
 }
 
-struct Pointers {
-  const u8 *a, *qb, *uk, *uv, *out, *router, *up, *below, *feed_up, *feed_down, *cache;
-  bool owner;
-  __device__ __forceinline__ void load(const u64* entry) {
-    a = reinterpret_cast<const u8*>(entry[kA]);
-    qb = reinterpret_cast<const u8*>(entry[kQb]);
-    uk = reinterpret_cast<const u8*>(entry[kUk]);
-    uv = reinterpret_cast<const u8*>(entry[kUv]);
-    out = reinterpret_cast<const u8*>(entry[kO]);
-    router = reinterpret_cast<const u8*>(entry[kRouter]);
-    up = reinterpret_cast<const u8*>(entry[kUp]);
-    below = reinterpret_cast<const u8*>(entry[kBelow]);
-    feed_up = reinterpret_cast<const u8*>(entry[kFeedUp]);
-    feed_down = reinterpret_cast<const u8*>(entry[kFeedDown]);
-    cache = reinterpret_cast<const u8*>(entry[kCache]);
-    owner = entry[kIndexNorm] != 0;
-  }
-};
+// What the producer goes through in a layer, in the consumers' order; a part is tasks that differ by a pitch.
+enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kExpertPart, kDownPart, kParts };
 
 // One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
 __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
   const u64 policy = EVICT ? ptx::policy_evict_first() : ptx::policy_evict_normal();
   const u32 cta = blockIdx.x, sub = cta % kGroup, served = cta / kGroup;
+  const u32 sourced = ptx::smem_addr(&sh.sourced);
   const Share own = own_tiles();
   u32 routed_parity = 0;
-  Pointers now, next;
-  next.load(table);
 #pragma unroll 1
-  for (int layer = 0; layer < LAYERS; ++layer) {
-    now = next;
-    if (layer + 1 < LAYERS) next.load(table + (u64)(layer + 1) * kTable);
-    const bool dense = now.router == nullptr;
-    const Share low = low_share(now.owner);
-    stream_units(ring, now.a, low.low, low.high, kHiddenUnits, policy);
-    const u32 query_tiles = kQueryTiles + (now.owner ? kIndexQueryTiles : 0);
-#pragma unroll 1
-    for (u32 tile = cta; tile < query_tiles; tile += GRID)
-      stream_units(ring, now.qb, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, policy);
-    if (serves_head()) {
-#pragma unroll 1
-      for (u32 tile = sub; tile < kAbsorbTiles; tile += kGroup)
-        stream_bytes(ring, now.uk + (u64)(served * kAbsorbTiles + tile) * kAbsorbSteps * kStepBytes, kAbsorbSteps * kStepBytes, policy);
-      const Share cached = positions(position);
-#pragma unroll 1
-      for (u32 at = cached.low; at < cached.high; at += kStagePositions)
-        stream_bytes(ring, now.cache + (u64)at * kRow * 2, min(kStagePositions, cached.high - at) * kRow * 2, policy);
-#pragma unroll 1
-      for (u32 tile = sub; tile < kValueTiles; tile += kGroup)
-        stream_bytes(ring, now.uv + (u64)(served * kValueTiles + tile) * kValueSteps * kStepBytes, kValueSteps * kStepBytes, policy);
+  for (int layer = -1; layer < LAYERS; ++layer) {
+    if (layer >= 0) ptx::mbar_wait(sourced, layer & 1);
+    if (layer + 1 < LAYERS) {
+      ptx::mbar_expect(sourced, kTable * 8);
+      ptx::bulk_load(ptx::smem_addr(sh.source[(layer + 1) & 1]), table + (u64)(layer + 1) * kTable, kTable * 8, sourced, policy);
     }
-    stream_units(ring, now.out, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, policy);
-    if (!dense)
+    if (layer < 0) continue;
+    const u64* entry = sh.source[layer & 1];
+    const bool dense = entry[kRouter] == 0, owner = entry[kIndexNorm] != 0;
 #pragma unroll 1
-      for (u32 tile = own.low; tile < own.high; ++tile) stream_bytes(ring, now.router + (u64)tile * 32 * EXPERTS, 32 * EXPERTS, policy);
-    const u32 feed_tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts;
-#pragma unroll 1
-    for (u32 task = cta; task < feed_tasks; task += GRID) {
-      const u32 tile = task / kFeedParts, part = task % kFeedParts;
-      stream_units(ring, now.feed_up, tile * kHiddenUnits + quarter(part), tile * kHiddenUnits + quarter(part + 1), kHiddenUnits, policy);
-    }
-    if (!dense) {
-      if (PREFETCH_BYTES > 0 && layer + 1 < LAYERS) {  // memory would idle until the experts are known
-        const Share following = low_share(next.owner);
-        const u32 bytes = min((u32)(PREFETCH_BYTES), (following.high - following.low) * kUnitBytes) / 16 * 16;
-        for (u32 at = 0; at < bytes; at += 16384) ptx::bulk_prefetch_l2(next.a + (u64)following.low * kUnitBytes + at, min(16384u, bytes - at));
+    for (int part = 0; part < kParts; ++part) {
+      u32 task = 0, end = 1, stride = 1, pitch = 0;
+      Run run{nullptr, 0, kUnitBytes, kStageUnits, 1, 0};
+      auto source = [&](int which, u64 offset) { run.source = reinterpret_cast<const u8*>(entry[which]) + offset; };
+      switch (part) {
+        case kLowPart: {
+          const Share low = low_share(owner);
+          source(kA, (u64)low.low * kUnitBytes);
+          run.units = low.high - low.low, run.per_tile = kHiddenUnits, run.first = low.low % kHiddenUnits;
+          break;
+        }
+        case kQueryPart:
+          task = sub, end = serves_head() ? kHeadTiles : 0, stride = kGroup, pitch = kLowUnits * kUnitBytes;
+          source(kQb, served * kHeadTiles * pitch);
+          run.units = run.per_tile = kLowUnits;
+          break;
+        case kIndexPart:
+          task = cta, end = owner ? kIndexQueryTiles : 0, stride = GRID, pitch = kLowUnits * kUnitBytes;
+          source(kQb, kQueryTiles * pitch);
+          run.units = run.per_tile = kLowUnits;
+          break;
+        case kCachePart: {
+          const Share cached = positions(position);
+          source(kCache, (u64)cached.low * kRow * 2);
+          end = serves_head();
+          run.units = run.per_tile = cached.high - cached.low, run.unit_bytes = kRow * 2, run.most = kStagePositions;
+          break;
+        }
+        case kValuePart:
+          task = sub, end = serves_head() ? kValueTiles : 0, stride = kGroup, pitch = kValueSteps * kStepBytes;
+          source(kUv, served * kValueTiles * pitch);
+          run.units = run.per_tile = kValueSteps, run.unit_bytes = kStepBytes, run.most = kStageSteps;
+          break;
+        case kOutPart:
+          source(kO, (u64)own.low * kOutUnits * kUnitBytes);
+          run.units = (own.high - own.low) * kOutUnits, run.per_tile = kOutUnits;
+          break;
+        case kRouterPart:
+          source(kRouter, (u64)own.low * 32 * EXPERTS);
+          run.units = dense ? 0 : own.high - own.low, run.unit_bytes = 32 * EXPERTS;
+          break;
+        case kFeedPart:
+          task = cta, end = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, stride = GRID, pitch = kFeedUnits * kUnitBytes;
+          source(kFeedUp, 0);
+          run.units = run.per_tile = kFeedUnits;
+          break;
+        case kExpertPart:
+          task = cta, end = dense ? 0 : TOPK * kUpTiles, stride = GRID;
+          if (dense) break;
+#if PREFETCH_BYTES > 0
+          if (layer + 1 < LAYERS) {  // memory would idle until the experts are known
+            ptx::mbar_wait(sourced, (layer + 1) & 1);
+            const u64* after = sh.source[(layer + 1) & 1];
+            const Share low = low_share(after[kIndexNorm] != 0);
+            const u32 bytes = min((u32)(PREFETCH_BYTES), (low.high - low.low) * kUnitBytes) / 16 * 16;
+            for (u32 at = 0; at < bytes; at += 16384)
+              ptx::bulk_prefetch_l2(reinterpret_cast<const u8*>(after[kA]) + (u64)low.low * kUnitBytes + at, min(16384u, bytes - at));
+          }
+#endif
+          ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
+          routed_parity ^= 1;
+          break;
+        case kDownPart:
+          task = own.low, end = own.high;
+          run.units = run.per_tile = (dense ? DENSE_INTER : SHARED_INTER) / 128;
+          pitch = run.units * kUnitBytes;
+          source(kFeedDown, 0);
+          break;
       }
-      ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
-      routed_parity ^= 1;
+      const u8* base = run.source;
 #pragma unroll 1
-      for (u32 task = cta; task < TOPK * kUpTiles; task += GRID)
-        stream_expert(ring, now.up + ((u64)sh.expert[task / kUpTiles] * kUpTiles + task % kUpTiles) * (kUpUnits * mxfp4::kUnitBytes), policy);
-    }
-    const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
+      for (; task < end; task += stride) {
+        if (part == kExpertPart) {
+          const u64 tile = (u64)sh.expert[task / kUpTiles] * kUpTiles + task % kUpTiles;
+          stream_expert(ring, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
+          continue;
+        }
+        if (part == kDownPart && !dense) {
+          const u8* below = reinterpret_cast<const u8*>(entry[kBelow]) + (u64)task * kExpertTile;
+          const u32 target = acquire_stage(ring, TOPK * kExpertTile);
 #pragma unroll 1
-    for (u32 tile = own.low; tile < own.high; ++tile) {
-      if (!dense) {
-        const u32 target = acquire_stage(ring, TOPK * kExpertTile);
+          for (u32 slot = 0; slot < TOPK; ++slot)
+            load_weights(ring, target + slot * kExpertTile, below + (u64)sh.expert[slot] * kOutTiles * kExpertTile, kExpertTile, policy);
+          ring.next();
+        }
+        run.source = base + (u64)task * pitch;
+        stream(ring, run, policy);
+        if (part == kQueryPart && task < kAbsorbSteps) {  // its 16 columns of the key half of kv_b: a step of every row tile
+          const u8* step = reinterpret_cast<const u8*>(entry[kUk]) + ((u64)served * kAbsorbTiles * kAbsorbSteps + task) * kStepBytes;
+          const u32 target = acquire_stage(ring, kAbsorbTiles * kStepBytes);
 #pragma unroll 1
-        for (u32 slot = 0; slot < TOPK; ++slot)
-          ptx::bulk_load(target + slot * kExpertTile, now.below + ((u64)sh.expert[slot] * kOutTiles + tile) * kExpertTile, kExpertTile,
-                         ring.full_bar(), policy);
-        ring.next();
+          for (u32 tile = 0; tile < kAbsorbTiles; ++tile)
+            load_weights(ring, target + tile * kStepBytes, step + tile * kAbsorbSteps * kStepBytes, kStepBytes, policy);
+          ring.next();
+        }
       }
-      if (feed_units > 0) stream_units(ring, now.feed_down, tile * feed_units, (tile + 1) * feed_units, feed_units, policy);
     }
   }
   // The head: the first 5/8 of the tiles dealt, the others claimed one ahead, so that a slow multiprocessor does fewer.
   auto issue = [&](u32 task) {
 #pragma unroll 1
-    for (u32 at = 0; at < kHeadSteps; at += kStageSteps) {
-      const u32 bytes = min(kStageSteps, kHeadSteps - at) * kStepBytes;
+    for (u32 at = 0; at < kVocabSteps; at += kStageSteps) {
+      const u32 bytes = min(kStageSteps, kVocabSteps - at) * kStepBytes;
       await_stage(ring);
       sh.tag[ring.stage] = (int)task;
-      ptx::mbar_expect(ring.full_bar(), bytes);
-      ptx::bulk_load(ring.address(), head + ((u64)task * kHeadSteps + at) * kStepBytes, bytes, ring.full_bar(), policy);
+      expect(ring, bytes);
+      load_weights(ring, ring.address(), head + ((u64)task * kVocabSteps + at) * kStepBytes, bytes, policy);
       ring.next();
     }
   };
-  constexpr u32 kRounds = CLAIM ? kHeadTiles / GRID * 5 / 8 : (kHeadTiles + GRID - 1) / GRID;
+  constexpr u32 kRounds = CLAIM ? kVocabTiles / GRID * 5 / 8 : (kVocabTiles + GRID - 1) / GRID;
 #pragma unroll 1
   for (u32 round = 0; round < kRounds; ++round)
-    if (round * GRID + cta < kHeadTiles) issue(round * GRID + cta);
+    if (round * GRID + cta < kVocabTiles) issue(round * GRID + cta);
   if (CLAIM)
 #pragma unroll 1
-    for (u32 task = kRounds * GRID + ptx::add_relaxed(claims, 1); task < kHeadTiles;) {
+    for (u32 task = kRounds * GRID + ptx::add_relaxed(claims, 1); task < kVocabTiles;) {
       const u32 following = kRounds * GRID + ptx::add_relaxed(claims, 1);
       issue(task);
       task = following;
@@ -383,40 +447,46 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
 __device__ __forceinline__ void publish(u32* place, float value, u32 tag) { ptx::store_relaxed(place, (__float_as_uint(value) & ~3u) | tag); }
 __device__ __forceinline__ bool is_late(u32 word, u32 tag) { return (word & 3u) != tag; }
 __device__ __forceinline__ bool is_late(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 3u) != 0; }
+__device__ __forceinline__ void make_late(u32& word, u32 tag) { word = ~tag; }
+__device__ __forceinline__ void make_late(uint4& v, u32 tag) { v = make_uint4(~tag, ~tag, ~tag, ~tag); }
 __device__ __forceinline__ float number(u32 word) { return __uint_as_float(word & ~3u); }
 __device__ __forceinline__ float4 numbers(const uint4& v) { return make_float4(number(v.x), number(v.y), number(v.z), number(v.w)); }
 
-// word[i] = load(i), again until all have the tag. All loads go before the first check. With GATE one lane of a warp polls its last word before
-// the others ask: what every lane polls would cross L2 again and again while weights want to. All lanes of a warp call it, or none.
+// A poll more was in vain: true where nobody waits any longer. Polls are counted, not timed: a clock at every place that waits is code that
+// every layer goes through.
+__device__ __forceinline__ bool give_up(Shared& sh, u32& polls) {
+  volatile int* dead = &sh.dead;
+  if (++polls > kMostPolls) *dead = 1;
+  return *dead != 0;
+}
+// word[i] = load(i), those that are late again until all have the tag; all loads go before the first check. With GATE one lane of a warp polls
+// its last word before the others ask: what every lane polls would cross L2 again and again while weights want to. All lanes of a warp call it,
+// or none.
 template <int COUNT, typename T, typename Load>
-__device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&word)[COUNT], u32 tag, Load load) {
-  u64 start = 0;
-  auto give_up = [&](u32 polls) {
-    if (*reinterpret_cast<volatile int*>(&sh.dead)) return true;
-    if (polls % 256 != 255) return false;
-    const u64 now = ptx::globaltimer();
-    if (start == 0) start = now;
-    if (now - start <= (WATCHDOG_NS)) return false;
-    atomicOr(error, 1u);
-    *reinterpret_cast<volatile int*>(&sh.dead) = 1;
-    return true;
-  };
+__device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 tag, Load load) {
+  u32 polls = 0;
 #if GATE
   if ((ptx::thread() & 31) == 0)
-    for (u32 polls = 0; is_late(load(COUNT - 1), tag) && !give_up(polls); ++polls) {
+#pragma unroll 1
+    while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
     }
   __syncwarp();
 #endif
-  bool late = true;
-  for (u32 polls = 0; late; ++polls) {
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) word[i] = load(i);
+  for (int i = 0; i < COUNT; ++i) make_late(word[i], tag);
+  bool late;
+#pragma unroll 1
+  do {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+      if (is_late(word[i], tag)) word[i] = load(i);
     late = false;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) late = late || is_late(word[i], tag);
-    if (late && give_up(polls)) break;
-  }
+    for (int i = 0; i < COUNT; ++i) late |= is_late(word[i], tag);
+  } while (late && !give_up(sh, polls));
 }
+
+__device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
 // --- the consumers --------------------------------------------------------------------------------------------------
 
@@ -424,17 +494,28 @@ __device__ __forceinline__ void release_stage(const Ring& ring) {
   __syncwarp();
   if (((int)ptx::thread() & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
 }
-__device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) {
-  float sum = 0.0f;
+// The sum of an array of WARPS floats, in a fixed order.
+__device__ __forceinline__ float sum_warps(const float* one) {
+  const float4* four = reinterpret_cast<const float4*>(one);
+  float4 sum = four[0];
 #pragma unroll
-  for (int w = 0; w < WARPS; ++w) sum += sh.part[(piece * WARPS + w) * 16 + row];
-  return sum;
+  for (int i = 1; i < WARPS / 4; ++i) sum = make_float4(sum.x + four[i].x, sum.y + four[i].y, sum.z + four[i].z, sum.w + four[i].w);
+  return (sum.x + sum.y) + (sum.z + sum.w);
 }
+__device__ __forceinline__ float max_warps(const float* one) {
+  const float4* four = reinterpret_cast<const float4*>(one);
+  float peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < WARPS / 4; ++i) peak = fmaxf(peak, peak_of(four[i]));
+  return peak;
+}
+__device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) { return sum_warps(sh.part + (piece * 16 + row) * kPartRow); }
 __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, float high) {
   const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31;
   if ((lane & 3) == 0) {
-    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2)] = low;
-    sh.part[(piece * WARPS + warp) * 16 + (lane >> 2) + 8] = high;
+    float* place = sh.part + (piece * 16 + (lane >> 2)) * kPartRow + warp;
+    place[0] = low;
+    place[8 * kPartRow] = high;
   }
 }
 
@@ -444,80 +525,102 @@ __device__ __forceinline__ void decode_fp8(u32 word, u32& upper, u32& lower) {
   lower = ptx::select_bits(word << 1, word << 7, 0x80008000u) & 0xbf80bf80u;
 }
 
-// One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8 (in lanes with t = 0).
-__device__ __forceinline__ void take_fp8(Ring& ring, Shared& sh, u32 act, u32 count, float& low, float& high) {
-  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-  const u32 zero = ptx::smem_addr(sh.zero), stage = ring.address();
+// Where a lane's bytes of a stage of FP8 units lie: computed once a phase, not once a stage.
+struct Fp8Lane {
+  u32 unit, vector, weight;  // the warp's first unit; offsets of the lane's columns in a unit of the vector, of its weights in one of the stage
+  __device__ __forceinline__ Fp8Lane() {
+    const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
+    unit = warp / 4;
+    vector = warp % 4 * 64 + lane % 4 * 16;
+    weight = warp % 4 * kStepBytes + lane * 16;
+  }
+};
+
+// One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8. All eight columns of the
+// MMA hold the vector, so every lane of a quad has its rows' sums.
+__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  const u32 stage = ring.address();
   uint4 w[kPerWarp], b[kPerWarp];
   uint2 s[kPerWarp];
+  u32 unit[kPerWarp];
+  if (mine.unit < count) {
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    const u32 step = warp + i * WARPS, unit = step >> 2;
-    if (unit < count) b[i] = ptx::lds128(g == 0 ? act + unit * 256 + (step & 3) * 64 + t * 16 : zero);
+    for (int i = 0; i < kPerWarp; ++i) {  // the stage's last unit again, with scales of zero, where there is none
+      unit[i] = min(mine.unit + i * (WARPS / 4), count - 1);
+      b[i] = ptx::lds128(act + mine.vector + unit[i] * 256);
+    }
   }
   ptx::mbar_wait(ring.full_bar(), ring.parity);
+  if (mine.unit < count) {
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    const u32 step = warp + i * WARPS, unit = step >> 2;
-    if (unit < count) {
-      w[i] = ptx::lds128(stage + unit * kUnitBytes + (step & 3) * kStepBytes + lane * 16);
-      s[i] = ptx::lds64(stage + unit * kUnitBytes + 4 * kStepBytes);
+    for (int i = 0; i < kPerWarp; ++i) {
+      w[i] = ptx::lds128(stage + mine.weight + unit[i] * kUnitBytes);
+      s[i] = ptx::lds64(stage + unit[i] * kUnitBytes + 4 * kStepBytes);
     }
   }
   release_stage(ring);
+  if (kProducts && mine.unit < count) {
+    float c[kPerWarp][4];
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    const u32 unit = (warp + i * WARPS) >> 2;
-    if (unit < count) {
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int i = 0; i < kPerWarp; ++i) {
+      c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
       u32 a[4];
       decode_fp8(w[i].x, a[0], a[1]);
       decode_fp8(w[i].y, a[2], a[3]);
-      ptx::mma_f16(c, a, b[i].x, b[i].y);
+      ptx::mma_f16(c[i], a, b[i].x, b[i].y);
       decode_fp8(w[i].z, a[0], a[1]);
       decode_fp8(w[i].w, a[2], a[3]);
-      ptx::mma_f16(c, a, b[i].z, b[i].w);
-      low = fmaf(c[0], __uint_as_float(s[i].x), low);
-      high = fmaf(c[2], __uint_as_float(s[i].y), high);
+      ptx::mma_f16(c[i], a, b[i].z, b[i].w);
     }
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i)
+      if (i == 0 || mine.unit + i * (WARPS / 4) < count) {
+        low = fmaf(c[i][0], __uint_as_float(s[i].x), low);
+        high = fmaf(c[i][2], __uint_as_float(s[i].y), high);
+      }
   }
   ring.next();
 }
 
-// Units [low, high) of tiles of per_tile units, as stream_units cuts them; act: the vector's first column. finish(first, tiles) runs when the
-// sums of up to PIECES tiles lie in sh.part. The caller syncs before act or part change.
+// Units [low, high) of tiles of per_tile units, as `stream` cuts them; act: the vector's first column. finish(first, tiles) runs when the
+// sums of up to PIECES tiles lie in sh.part, from piece `half` on.
 template <typename Finish>
-__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
-  for (u32 at = low; at < high;) {
-    const u32 first = at / per_tile, count = min((u32)PIECES, (high - 1) / per_tile - first + 1);
-    const u32 batch_end = min(high, (first + count) * per_tile);
+__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
+  const Fp8Lane mine;
+  u32 tile = low / per_tile, at = low % per_tile;  // the next unit is the at-th of the tile
+#pragma unroll 1
+  for (u32 left = high - low; left > 0;) {
+    const u32 first = tile;
     float low_row = 0.0f, high_row = 0.0f;
-    int piece = 0;
-    while (at < batch_end) {
-      const u32 units = min(min(kStageUnits, per_tile - at % per_tile), batch_end - at);
-      take_fp8(ring, sh, act + at % per_tile * 256, units, low_row, high_row);
+    int piece = half;
+#pragma unroll 1
+    while (left > 0 && piece < half + PIECES) {
+      const u32 units = min(min(kStageUnits, per_tile - at), left);
+      take_fp8(ring, mine, act + at * 256, units, low_row, high_row);
       at += units;
-      if (at == batch_end || at % per_tile == 0) {
+      left -= units;
+      if (left == 0 || at == per_tile) {
         store_sums(sh, piece++, low_row, high_row);
         low_row = high_row = 0.0f;
+        at = 0;
+        ++tile;
       }
     }
     consumer_sync();
-    finish(first, (int)count);
-    if (batch_end < high) consumer_sync();
+    finish(first, piece - half);
+    half = PIECES - half;
   }
 }
 
 // One stage of steps (at most 32) of bf16 weights against two bf16 vectors, high and low, that start at act.
 __device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 steps, float (&c)[4]) {
   const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-  const u32 b_base = g == 0 ? act + t * 8 : g == 1 ? act + kVectorBytes + t * 8 : ptx::smem_addr(sh.zero);
-  const u32 b_step = g < 2 ? 32 : 0, stage = ring.address() + lane * 16;
+  const u32 vector = act + g % 2 * kVectorBytes + t * 8, stage = ring.address() + lane * 16;  // even columns high, odd ones low
   uint4 a[kPerWarp];
   uint2 b[kPerWarp];
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
-    if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (warp + i * WARPS) * b_step);
+    if (warp + i * WARPS < steps) b[i] = ptx::lds64(vector + (warp + i * WARPS) * 32);
   ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
@@ -525,7 +628,37 @@ __device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 s
   release_stage(ring);
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
-    if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+    if (kProducts && warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+  ring.next();
+}
+
+// Sixteen dimensions of a head's query (one a lane, twice) times their columns of the key half of kv_b, a stage: a part of the absorbed query.
+__device__ __forceinline__ void lift(Ring& ring, Shared& sh, float query, u32* part, u32 tag) {
+  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  u32 b[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {  // even columns: their bf16 numbers; odd ones: those of what is left
+    const float x = __shfl_sync(0xffffffffu, query, 4 * t + 2 * i), y = __shfl_sync(0xffffffffu, query, 4 * t + 2 * i + 1);
+    const u16 x_high = ptx::to_bf16(x), y_high = ptx::to_bf16(y);
+    const u32 high = x_high | (u32)y_high << 16;
+    const u32 low = ptx::to_bf16(x - ptx::bf16_value(x_high)) | (u32)ptx::to_bf16(y - ptx::bf16_value(y_high)) << 16;
+    b[i] = g % 2 == 0 ? high : low;
+  }
+  const u32 stage = ring.address() + lane * 16;
+  uint4 a[kPerWarp];
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+  release_stage(ring);
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i) {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    ptx::mma_bf16(c, a[i], b[0], b[1]);
+    if (t == 0) {
+      publish(part + (warp + i * WARPS) * 16 + g, c[0] + c[1], tag);
+      publish(part + (warp + i * WARPS) * 16 + g + 8, c[2] + c[3], tag);
+    }
+  }
   ring.next();
 }
 
@@ -568,7 +701,7 @@ __device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 uni
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {
-    if ((u32)i >= units) continue;
+    if (!kProducts || (u32)i >= units) continue;
     u32 a[4];
     mxfp4::decode(w[i].x, a);
     ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
@@ -602,9 +735,9 @@ __device__ __forceinline__ bool has_vector(int i) {
   return (int)ptx::thread() + i * kConsumers < FLOATS / 4;
 }
 template <int FLOATS>
-__device__ __forceinline__ void await_vector(Shared& sh, u32* error, float4 (&x)[kVectors<FLOATS>], const u32* words, u32 tag) {
+__device__ __forceinline__ void await_vector(Shared& sh, float4 (&x)[kVectors<FLOATS>], const u32* words, u32 tag) {
   uint4 raw[kVectors<FLOATS>];
-  await_words(sh, error, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + 4 * vector_at<FLOATS>(i)); });
+  await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + 4 * vector_at<FLOATS>(i)); });
 #pragma unroll
   for (int i = 0; i < kVectors<FLOATS>; ++i) x[i] = numbers(raw[i]);
 }
@@ -618,21 +751,21 @@ __device__ __forceinline__ void load_gain(uint2 (&gain)[kVectors<FLOATS>], const
 __device__ __forceinline__ void reduce(Shared& sh, float& sum, float& peak) {
   const int warp = (int)ptx::thread() >> 5;
   sum = warp_sum(sum);
-  peak = warp_max(peak);
+  peak = warp_peak(peak);
   if (((int)ptx::thread() & 31) == 0) {
     sh.sums[warp] = sum;
     sh.peaks[warp] = peak;
   }
   consumer_sync();
-  sum = 0.0f;
-  peak = 0.0f;
-#pragma unroll
-  for (int w = 0; w < WARPS; ++w) {
-    sum += sh.sums[w];
-    peak = fmaxf(peak, sh.peaks[w]);
-  }
+  sum = sum_warps(sh.sums);
+  peak = max_warps(sh.peaks);
 }
-__device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
+__device__ __forceinline__ float reduce_peak(Shared& sh, float peak) {
+  peak = warp_peak(peak);
+  if (((int)ptx::thread() & 31) == 0) sh.peaks[(int)ptx::thread() >> 5] = peak;
+  consumer_sync();
+  return max_warps(sh.peaks);
+}
 
 // RMSNorm in place: x becomes x * gain, the factor that is still to be applied is returned; peak: of x * gain.
 template <int FLOATS>
@@ -668,26 +801,49 @@ __device__ __forceinline__ u32 ordered(float value) {
   return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// The TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced` names, and their weights; one warp.
-// The producer goes as soon as the experts are known.
-__device__ __forceinline__ void choose_experts(Shared& sh, const float (&logit)[(EXPERTS + 31) / 32], const float (&correction)[(EXPERTS + 31) / 32],
-                                               const int* forced, float* scores) {
-  constexpr int kEach = (EXPERTS + 31) / 32;
+// One warp beside the consumers: adds up this CTA's experts of the router, chooses the TOPK experts of the largest corrected scores (the lower
+// index among equals) or those that `forced` names, and their weights. The producer goes as soon as they are known.
+__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* parts, u32* sums, int* routing, u32 launches) {
+  constexpr int kSlices = (GRID + 31) / 32, kEach = (EXPERTS + 31) / 32;
   const int lane = (int)ptx::thread() & 31;
-  u32 key[kEach];
+#pragma unroll 1
+  for (int ordinal = 0; ordinal < MOE_LAYERS; ++ordinal) {
+    const u32 tag = (launches * MOE_LAYERS + ordinal) & 3u;
+    const float* corrections = reinterpret_cast<const float*>(table[(u64)(DENSE_LAYERS + ordinal) * kTable + kCorrection]);
+    float correction[kEach];
 #pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    const int e = lane + 32 * k;
-    key[k] = 0;
-    if (e < EXPERTS) {
-      const float score = 1.0f / (1.0f + __expf(-logit[k]));
-      scores[e] = score;
-      key[k] = ordered(score + correction[k]);
+    for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
+    const int named = forced == nullptr ? -1 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
+#pragma unroll 1
+    for (u32 e = blockIdx.x; e < EXPERTS; e += 2 * GRID) {
+      const u32 other = min(e + GRID, (u32)EXPERTS - 1);
+      u32 word[2 * kSlices];
+      await_words(sh, word, tag,
+                  [&](int i) { return ptx::load_relaxed(parts + (u64)(i % 2 ? other : e) * kRouterPad + min(lane + i / 2 * 32, GRID - 1)); });
+      float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kSlices; ++i)
+        if (lane + 32 * i < GRID) {
+          sum[0] += number(word[2 * i]);
+          sum[1] += number(word[2 * i + 1]);
+        }
+      sum[0] = warp_sum(sum[0]);
+      sum[1] = warp_sum(sum[1]);
+      if (lane == 0) publish(sums + e, sum[0], tag);
+      if (lane == 1 && e + GRID < EXPERTS) publish(sums + other, sum[1], tag);
     }
-  }
-  if (forced != nullptr) {
-    if (lane < TOPK) sh.expert[lane] = min(max(forced[lane], 0), EXPERTS - 1);
-  } else {
+    u32 word[kEach];
+    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(sums + min(lane + 32 * k, EXPERTS - 1)); });
+    ptx::mbar_wait(ptx::smem_addr(&sh.normed), ordinal & 1);
+    const float rms = sh.rms;
+    float score[kEach];
+    u32 key[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      score[k] = 1.0f / (1.0f + __expf(-number(word[k]) * rms));
+      key[k] = lane + 32 * k < EXPERTS ? ordered(score[k] + correction[k]) : 0;
+    }
+    float mine = 0.0f, total = 0.0f;
 #pragma unroll 1
     for (int choice = 0; choice < TOPK; ++choice) {
       u32 best = key[0], index = lane;
@@ -698,20 +854,30 @@ __device__ __forceinline__ void choose_experts(Shared& sh, const float (&logit)[
           index = lane + 32 * k;
         }
       const u32 top = ptx::warp_max_u32(best);
-      index = min(ptx::warp_min_u32(best == top ? index : 0xffffffffu), (u32)EXPERTS - 1);
+      index = ptx::warp_min_u32(best == top ? index : 0xffffffffu);
+      const u32 name = (u32)__shfl_sync(0xffffffffu, named, choice);
+      index = min(forced == nullptr ? index : name, (u32)EXPERTS - 1);
+      float one = 0.0f;
 #pragma unroll
       for (int k = 0; k < kEach; ++k)
-        if (index == lane + 32 * k) key[k] = 0;
-      if (lane == 0) sh.expert[choice] = (int)index;
+        if (index == lane + 32 * k) {
+          key[k] = 0;
+          one = score[k];
+        }
+      one = __shfl_sync(0xffffffffu, one, (int)(index & 31));
+      total += one;
+      if (lane == choice) {
+        mine = one;
+        sh.expert[choice] = (int)index;
+        if (blockIdx.x == 0) routing[ordinal * TOPK + choice] = (int)index;
+      }
     }
+    __syncwarp();
+    if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+    if (lane < TOPK) sh.weight[lane] = mine / total * (FACTOR);
+    __syncwarp();
+    if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.chosen));
   }
-  __syncwarp();
-  if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
-  const float score = lane < TOPK ? scores[sh.expert[lane]] : 0.0f;
-  float total = 0.0f;
-#pragma unroll
-  for (int choice = 0; choice < TOPK; ++choice) total += __shfl_sync(0xffffffffu, score, choice);
-  if (lane < TOPK) sh.weight[lane] = score / total * (FACTOR);
 }
 
 __device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
@@ -744,9 +910,9 @@ __device__ __forceinline__ void exchange() {
 // state: token, position, launches, unused; the step replaces the first two and counts the third. scratch: words, see the pointers below; all 3
 // before the first launch and after one that went wrong (then launches is 0 again). routing [MOE_LAYERS][TOPK]. sync, zero before the first launch and
 // after every good one: [1] arrivals at the end, [2] error (bit 0 a word did not come, bit 1 position beyond capacity, bit 2 token out of
-// range), [32] the head's claims. lanes u64 [GRID][LAYERS * 8 + 1][3]: %globaltimer when a phase may start, when its activation is there, when
+// range), [32] the head's claims. lanes u64 [GRID][LAYERS * 7 + 1][3]: %globaltimer when a phase may start, when its activation is there, when
 // its work is done; in place of the second of layer 0's attention %smid.
-extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
 latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u64* table, const int* forced, int forced_rows, const float* rope,
             int capacity, int* state, u32* scratch, float* logits, int* routing, u32* sync, u64* lanes) {
   u8* dynamic = ptx::dynamic_shared();
@@ -761,9 +927,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
   u32* low_parts = scratch;                                        // [2][kAllLowRows]
-  u32* query_words = low_parts + 2 * kAllLowRows;                  // [HEADS][NOPE + ROPE]
-  u32* absorbed = query_words + HEADS * kQueryDim;                 // [HEADS][KV_LORA]
-  u32* partials = absorbed + HEADS * KV_LORA;                      // [HEADS][kGroup][kPartial]: sums, maximum, denominator
+  u32* query_words = low_parts + 2 * kAllLowRows;                  // [HEADS][ROPE]
+  u32* absorbed = query_words + HEADS * ROPE;                      // [HEADS][kAbsorbSteps][KV_LORA]: parts to be added
+  u32* partials = absorbed + HEADS * kAbsorbSteps * KV_LORA;       // [HEADS][kGroup][kPartial]: sums, maximum, denominator
   u32* attended = partials + HEADS * kGroup * kPartial;            // [HEADS][V_DIM]
   u32* x_mid = attended + HEADS * V_DIM;                           // [HIDDEN]
   u32* x_in = x_mid + HIDDEN;                                      // [HIDDEN]
@@ -781,7 +947,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       ptx::mbar_init(ring.full + i * 8, 1);
       ptx::mbar_init(ring.empty + i * 8, WARPS);
     }
+    ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.normed), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
     sh.token = state[0];
@@ -801,12 +970,20 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     if (lane == 0) produce(ring, sh, table, head, sync + kClaims, position);
     return;
   }
+  if (warp == WARPS + 1) {
+    const int* row = forced == nullptr ? nullptr : forced + (u64)(position % forced_rows) * MOE_LAYERS * TOPK;
+    route(sh, table, row, router_parts, router_sums, routing, (u32)sh.launches);
+    return;
+  }
 
   const u32 act = ptx::smem_addr(sh.act);
   const Share own = own_tiles();
   const int own_rows = (int)(own.high - own.low) * 16;
   const int served = cta / kGroup, sub = cta % kGroup;
   const u32 launches = (u32)sh.launches;
+  // From which piece of sh.part on the next sums go: one half, then the other. What a half held was read before the barrier behind the other's sums.
+  int half = 0;
+#pragma unroll 1
   for (int i = tid; i < own_rows; i += kConsumers) sh.own[i] = ptx::bf16_value(embedding[(u64)sh.token * HIDDEN + own.low * 16 + i]);
 
 #pragma unroll 1
@@ -833,7 +1010,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int i = 0; i < kVectors<HIDDEN>; ++i)
           x[i] = make_float4(ptx::bf16_low(raw[i].x), ptx::bf16_high(raw[i].x), ptx::bf16_low(raw[i].y), ptx::bf16_high(raw[i].y));
       } else {
-        await_vector<HIDDEN>(sh, error, x, x_in, (launches * LAYERS + layer - 1) & 3u);
+        await_vector<HIDDEN>(sh, x, x_in, (launches * LAYERS + layer - 1) & 3u);
       }
       float peak;
       const float factor = normalise<HIDDEN>(sh, x, gain, peak);
@@ -846,28 +1023,30 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     stamp(lanes, record + kLow, 1);
     {
       const Share low = low_share(owner);
-      consume_units(ring, sh, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
+      consume_units(ring, sh, half, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
+#pragma unroll 1
         for (int item = tid; item < count * 16; item += kConsumers) {
           const u32 tile = first + item / 16, row = first * 16 + item;
           const bool starts = tile * kHiddenUnits >= low.low, ends = (tile + 1) * kHiddenUnits <= low.high;
           const u32 mark = row < kLowRows ? tag : owner_tag;
-          publish(low_parts + (starts ? row : kAllLowRows + row), sum_part(sh, item / 16, item % 16) * undo, mark);
+          publish(low_parts + (starts ? row : kAllLowRows + row), sum_part(sh, half + item / 16, item % 16) * undo, mark);
           if (starts && ends) publish(low_parts + kAllLowRows + row, 0.0f, mark);
         }
       });
     }
     stamp(lanes, record + kLow, 2);
 
-    // --- query: up from the low rank ---
+    // --- query: up from the low rank; a head's dimensions without position also through the key half of kv_b ---
     stamp(lanes, record + kQuery, 0);
     refresh();
-    const u32 query_tiles = kQueryTiles + (owner ? kIndexQueryTiles : 0);
-    if ((u32)cta < query_tiles) {
+    const u32 query_end = kHeadTiles + (owner ? kIndexQueryTiles : 0);
+    u32 query_tile = serves_head() ? sub : kHeadTiles + cta;  // of the head's, then of the indexer's
+    if (query_tile < query_end) {
       float4 x[kVectors<Q_LORA>], more[kVectors<Q_LORA>];
       uint2 gain[kVectors<Q_LORA>];
       load_gain<Q_LORA>(gain, reinterpret_cast<const void*>(entry[kQueryNorm]));
-      await_vector<Q_LORA>(sh, error, x, low_parts, tag);
-      await_vector<Q_LORA>(sh, error, more, low_parts + kAllLowRows, tag);
+      await_vector<Q_LORA>(sh, x, low_parts, tag);
+      await_vector<Q_LORA>(sh, more, low_parts + kAllLowRows, tag);
 #pragma unroll
       for (int i = 0; i < kVectors<Q_LORA>; ++i)
         x[i] = make_float4(x[i].x + more[i].x, x[i].y + more[i].y, x[i].z + more[i].z, x[i].w + more[i].w);
@@ -878,54 +1057,33 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       undo = scale.undo * kFp8Bias;
       consumer_sync();
       stamp(lanes, record + kQuery, 1);
+      const Fp8Lane mine;
 #pragma unroll 1
-      for (u32 tile = cta; tile < query_tiles; tile += GRID) {
-        consume_units(ring, sh, tile * kLowUnits, (tile + 1) * kLowUnits, kLowUnits, act, [&](u32 first, int) {
-          if (tid < 16) {
-            const float sum = sum_part(sh, 0, tid) * undo;
-            if (first < kQueryTiles)
-              publish(query_words + first * 16 + tid, sum, tag);
-            else
-              index_queries[(first - kQueryTiles) * 16 + tid] = __float_as_uint(sum);
-          }
-        });
-        if (tile + GRID < query_tiles) consumer_sync();
+      while (query_tile < query_end) {
+        float low_row = 0.0f, high_row = 0.0f;
+#pragma unroll 1
+        for (u32 at = 0; at < kLowUnits; at += kStageUnits) take_fp8(ring, mine, act + at * 256, min(kStageUnits, kLowUnits - at), low_row, high_row);
+        store_sums(sh, half, low_row, high_row);
+        consumer_sync();
+        if (query_tile < kAbsorbSteps) {
+          lift(ring, sh, sum_part(sh, half, lane % 16) * undo, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
+        } else if (tid < 16) {
+          const float sum = sum_part(sh, half, tid) * undo;
+          if (query_tile < kHeadTiles)
+            publish(query_words + served * ROPE + (query_tile - kAbsorbSteps) * 16 + tid, sum, tag);
+          else
+            index_queries[(query_tile - kHeadTiles) * 16 + tid] = __float_as_uint(sum);
+        }
+        half = PIECES - half;
+        if (query_tile >= kHeadTiles)
+          query_tile += GRID;
+        else if ((query_tile += kGroup) >= kHeadTiles)
+          query_tile = kHeadTiles + cta;
       }
     } else {
       stamp(lanes, record + kQuery, 1);
     }
     stamp(lanes, record + kQuery, 2);
-
-    // --- absorb: the head's query through the key half of kv_b ---
-    stamp(lanes, record + kAbsorb, 0);
-    refresh();
-    if (serves_head()) {
-      consumer_sync();
-      const u32* words = query_words + served * kQueryDim;
-      if (32 * warp < NOPE / 4) {
-        const int vector = min(tid, NOPE / 4 - 1);
-        uint4 raw[1];
-        await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(words + 4 * vector); });
-        const float4 v = numbers(raw[0]);
-        store_split(sh, 2 * vector, v.x, v.y);  // the last one again by the lanes that have none
-        store_split(sh, 2 * vector + 1, v.z, v.w);
-      }
-      consumer_sync();
-      stamp(lanes, record + kAbsorb, 1);
-      int pieces = 0;
-#pragma unroll 1
-      for (u32 tile = sub; tile < kAbsorbTiles; tile += kGroup) {
-        float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        take_bf16(ring, sh, act, kAbsorbSteps, c);
-        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
-      }
-      consumer_sync();
-      for (int item = tid; item < pieces * 16; item += kConsumers)
-        publish(absorbed + served * KV_LORA + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, item / 16, item % 16), tag);
-    } else {
-      stamp(lanes, record + kAbsorb, 1);
-    }
-    stamp(lanes, record + kAbsorb, 2);
 
     // --- attention: a part of the head's cached positions; this position is the last part's ---
     stamp(lanes, record + kAttention, 0);
@@ -936,8 +1094,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       constexpr int kEach = INDEX_DIM > 0 ? INDEX_DIM / 32 : 1;
       u32 front[kEach], back[kEach];
       const u32* words = low_parts + kLowRows;
-      await_words(sh, error, front, owner_tag, [&](int i) { return ptx::load_relaxed(words + lane + 32 * i); });
-      await_words(sh, error, back, owner_tag, [&](int i) { return ptx::load_relaxed(words + kAllLowRows + lane + 32 * i); });
+      await_words(sh, front, owner_tag, [&](int i) { return ptx::load_relaxed(words + lane + 32 * i); });
+      await_words(sh, back, owner_tag, [&](int i) { return ptx::load_relaxed(words + kAllLowRows + lane + 32 * i); });
       float value[kEach], sum = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) sum += value[i] = number(front[i]) + number(back[i]);
@@ -964,8 +1122,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         const bool takes = tid < kRow / 4;
         const u32* words = low_parts + Q_LORA + 4 * min(tid, kRow / 4 - 1);
         const uint2 gain = reinterpret_cast<const uint2*>(entry[kLatentNorm])[min(tid, KV_LORA / 4 - 1)];
-        await_words(sh, error, front, tag, [&](int) { return ptx::ldg128_relaxed(words); });
-        await_words(sh, error, back, tag, [&](int) { return ptx::ldg128_relaxed(words + kAllLowRows); });
+        await_words(sh, front, tag, [&](int) { return ptx::ldg128_relaxed(words); });
+        await_words(sh, back, tag, [&](int) { return ptx::ldg128_relaxed(words + kAllLowRows); });
         const float4 a = numbers(front[0]), b = numbers(back[0]);
         const float4 v = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
         float sum = tid < KV_LORA / 4 ? fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))) : 0.0f, peak = 0.0f;
@@ -987,6 +1145,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
         consumer_sync();
         u16* cache = reinterpret_cast<u16*>(entry[kCache]) + (u64)position * kRow;
+#pragma unroll 1
         for (int i = tid; i < kRow; i += kConsumers) {
           const u16 bits = ptx::to_bf16(sh.row[i]);
           sh.row[i] = ptx::bf16_value(bits);
@@ -994,32 +1153,45 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
       }
       const float to_log2 = 1.4426950408889634f * rsqrtf((float)kQueryDim);
-      for (int i = tid; i < KV_LORA / 4 + ROPE / 2; i += kConsumers) {
-        if (i < KV_LORA / 4) {
-          uint4 raw[1];
-          await_words(sh, error, raw, tag, [&](int) { return ptx::ldg128_relaxed(absorbed + served * KV_LORA + 4 * i); });
-          const float4 v = numbers(raw[0]);
-          *reinterpret_cast<float4*>(sh.query + 4 * i) = make_float4(v.x * to_log2, v.y * to_log2, v.z * to_log2, v.w * to_log2);
-        } else {
-          const int pair = i - KV_LORA / 4;
-          const u32* words = query_words + served * kQueryDim + NOPE + pair;
-          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + pair) * 2);
-          u32 raw[2];
-          await_words(sh, error, raw, tag, [&](int n) { return ptx::load_relaxed(words + n * (ROPE / 2)); });
-          const float first = number(raw[0]), second = number(raw[1]);
-          sh.query[KV_LORA + pair] = (first * turn.x - second * turn.y) * to_log2;
-          sh.query[KV_LORA + ROPE / 2 + pair] = (second * turn.x + first * turn.y) * to_log2;
-        }
+      float* joined = reinterpret_cast<float*>(sh.act + kActBytes) - kJoiners * KV_LORA;  // [kJoiners][KV_LORA]
+      {
+        constexpr int kEach = (kAbsorbSteps + kJoiners - 1) / kJoiners;
+        const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
+        const u32* parts = absorbed + served * kAbsorbSteps * KV_LORA + 4 * vector;
+        uint4 raw[kEach];
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(parts + min(joiner + i * kJoiners, (int)kAbsorbSteps - 1) * KV_LORA); });
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i)
+          if (joiner + i * kJoiners < (int)kAbsorbSteps) {
+            const float4 v = numbers(raw[i]);
+            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+          }
+        *reinterpret_cast<float4*>(joined + 4 * tid) = sum;
+      }
+      if (warp == WARPS - 1) {  // the rotated part
+        const u32* words = query_words + served * ROPE + lane;
+        const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + lane) * 2);
+        u32 raw[2];
+        await_words(sh, raw, tag, [&](int n) { return ptx::load_relaxed(words + n * (ROPE / 2)); });
+        const float first = number(raw[0]), second = number(raw[1]);
+        sh.query[lane] = (first * turn.x - second * turn.y) * to_log2;
+        sh.query[ROPE / 2 + lane] = (second * turn.x + first * turn.y) * to_log2;
       }
       consumer_sync();
       // A lane holds dimensions 128 c + 4 lane onwards of the latent, and the pair (lane, lane + 32) of the rotated part.
       float q[16], out[16], maximum = kNone, denominator = 0.0f;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        const float4 v = *reinterpret_cast<const float4*>(sh.query + 128 * c + 4 * lane);
-        q[4 * c] = v.x, q[4 * c + 1] = v.y, q[4 * c + 2] = v.z, q[4 * c + 3] = v.w;
+        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+        for (int j = 0; j < kJoiners; ++j) {
+          const float4 one = *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane);
+          v = make_float4(v.x + one.x, v.y + one.y, v.z + one.z, v.w + one.w);
+        }
+        q[4 * c] = v.x * to_log2, q[4 * c + 1] = v.y * to_log2, q[4 * c + 2] = v.z * to_log2, q[4 * c + 3] = v.w * to_log2;
       }
-      const float q_first = sh.query[KV_LORA + lane], q_second = sh.query[KV_LORA + ROPE / 2 + lane];
+      const float q_first = sh.query[lane], q_second = sh.query[ROPE / 2 + lane];
 #pragma unroll
       for (int d = 0; d < 16; ++d) out[d] = 0.0f;
       auto absorb = [&](const float (&x)[16], float first, float second) {
@@ -1069,11 +1241,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sh.sums[warp] = denominator;
       }
       consumer_sync();
-      float top = kNone, total = 0.0f;
+      float top = sh.peaks[lane % WARPS];
+      const float peak = top;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) top = fmaxf(top, sh.peaks[w]);
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) total = fmaf(sh.sums[w], exp2f(sh.peaks[w] - top), total);
+      for (int mask = WARPS / 2; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+      const float total = warp_sum(lane < WARPS ? sh.sums[lane % WARPS] * exp2f(peak - top) : 0.0f);
       const float mine = exp2f(maximum - top);
       float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][KV_LORA]
 #pragma unroll
@@ -1082,6 +1254,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             make_float4(out[4 * c] * mine, out[4 * c + 1] * mine, out[4 * c + 2] * mine, out[4 * c + 3] * mine);
       consumer_sync();
       u32* partial = partials + (u64)cta * kPartial;  // cta = served * kGroup + sub
+#pragma unroll 1
       for (int d = tid; d < KV_LORA; d += kConsumers) {
         float sum = 0.0f;
 #pragma unroll
@@ -1096,13 +1269,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     stamp(lanes, record + kValues, 0);
     refresh();
     if (serves_head()) {
-      constexpr int kJoiners = kConsumers / (KV_LORA / 4), kEach = (kGroup + kJoiners - 1) / kJoiners;
+      constexpr int kEach = (kGroup + kJoiners - 1) / kJoiners;
       const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
       const u32* parts = partials + (u64)served * kGroup * kPartial;
       uint4 value[kEach], stat[kEach];
       auto which = [&](int i) { return min(joiner + i * kJoiners, kGroup - 1); };
-      await_words(sh, error, value, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + 4 * vector); });
-      await_words(sh, error, stat, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + KV_LORA); });
+      await_words(sh, value, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + 4 * vector); });
+      await_words(sh, stat, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + KV_LORA); });
       float top = kNone, total = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
@@ -1148,11 +1321,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       for (u32 tile = sub; tile < kValueTiles; tile += kGroup) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         take_bf16(ring, sh, act, kValueSteps, c);
-        store_sums(sh, pieces++, c[0] + c[1], c[2] + c[3]);
+        store_sums(sh, half + pieces++, c[0] + c[1], c[2] + c[3]);
       }
       consumer_sync();
+#pragma unroll 1
       for (int item = tid; item < pieces * 16; item += kConsumers)
-        publish(attended + served * V_DIM + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, item / 16, item % 16), tag);
+        publish(attended + served * V_DIM + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, half + item / 16, item % 16), tag);
+      half = PIECES - half;
     } else {
       stamp(lanes, record + kValues, 1);
     }
@@ -1165,19 +1340,18 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       constexpr int kWidth = HEADS * V_DIM;
       float4 x[kVectors<kWidth>];
       const float gain = tid < own_rows ? ptx::bf16_value(reinterpret_cast<const u16*>(entry[kFfnNorm])[own.low * 16 + tid]) : 0.0f;
-      await_vector<kWidth>(sh, error, x, attended, tag);
-      float sum = 0.0f, peak = 0.0f;
+      await_vector<kWidth>(sh, x, attended, tag);
+      float peak = 0.0f;
 #pragma unroll
       for (int i = 0; i < kVectors<kWidth>; ++i)
         if (has_vector<kWidth>(i)) peak = fmaxf(peak, peak_of(x[i]));
-      reduce(sh, sum, peak);
-      const Scale scale = scale_of_peak(peak);
+      const Scale scale = scale_of_peak(reduce_peak(sh, peak));
       store_f16<kWidth>(sh, x, scale.factor);
       consumer_sync();
       stamp(lanes, record + kOut, 1);
-      consume_units(ring, sh, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
+      consume_units(ring, sh, half, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
         if (tid < count * 16) {
-          const float row = sh.own[tid] + sum_part(sh, tid / 16, tid % 16) * (scale.undo * kFp8Bias);
+          const float row = sh.own[tid] + sum_part(sh, half + tid / 16, tid % 16) * (scale.undo * kFp8Bias);
           sh.own[tid] = row;
           sh.scaled[tid] = row * gain;
         }
@@ -1224,6 +1398,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           place[1] = make_float4(dot[k][4], dot[k][5], dot[k][6], dot[k][7]);
         }
       consumer_sync();
+#pragma unroll 1
       for (int e = tid; e < EXPERTS; e += kConsumers) {
         float sum = 0.0f;
 #pragma unroll
@@ -1236,27 +1411,17 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     // --- gate_up: the shared or dense FFN in quarters, then the chosen experts ---
     stamp(lanes, record + kGateUp, 0);
     refresh();
-    float rms;
     {
-      if (!dense)
-        for (int e = cta + GRID * warp; e < EXPERTS; e += GRID * WARPS) {  // this CTA's experts of the router
-          constexpr int kEach = (GRID + 31) / 32;
-          u32 word[kEach];
-          await_words(sh, error, word, kind_tag,
-                      [&](int i) { return ptx::load_relaxed(router_parts + (u64)e * kRouterPad + min(lane + 32 * i, GRID - 1)); });
-          float sum = 0.0f;
-#pragma unroll
-          for (int i = 0; i < kEach; ++i)
-            if (lane + 32 * i < GRID) sum += number(word[i]);
-          sum = warp_sum(sum);
-          if (lane == 0) publish(router_sums + e, sum, kind_tag);
-        }
       float4 x[kVectors<HIDDEN>];
       uint2 gain[kVectors<HIDDEN>];
       load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
-      await_vector<HIDDEN>(sh, error, x, x_mid, tag);
+      await_vector<HIDDEN>(sh, x, x_mid, tag);
       float peak;
-      rms = normalise<HIDDEN>(sh, x, gain, peak);
+      const float rms = normalise<HIDDEN>(sh, x, gain, peak);
+      if (!dense && tid == 0) {
+        sh.rms = rms;
+        ptx::mbar_arrive(ptx::smem_addr(&sh.normed));
+      }
       const Scale scale = scale_of_peak(peak * rms);
       store_f16<HIDDEN>(sh, x, rms * scale.factor);
       undo = scale.undo;
@@ -1266,6 +1431,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
       u32* feed = dense ? feed_dense : feed_shared;
+      const Fp8Lane mine;
 #pragma unroll 1
       for (u32 task = cta; task < tasks;) {
         const u32 first_task = task;
@@ -1273,36 +1439,23 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
         for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
           float low_row = 0.0f, high_row = 0.0f;
-          const u32 begin = quarter(task % kFeedParts), end = quarter(task % kFeedParts + 1);
+          const u32 begin = task % kFeedParts * kFeedUnits;
 #pragma unroll 1
-          for (u32 at = begin; at < end; at += kStageUnits) take_fp8(ring, sh, act + at * 256, min(kStageUnits, end - at), low_row, high_row);
-          store_sums(sh, pieces, low_row, high_row);
+          for (u32 at = 0; at < kFeedUnits; at += kStageUnits)
+            take_fp8(ring, mine, act + (begin + at) * 256, min(kStageUnits, kFeedUnits - at), low_row, high_row);
+          store_sums(sh, half + pieces, low_row, high_row);
         }
         consumer_sync();
+#pragma unroll 1
         for (int item = tid; item < pieces * 16; item += kConsumers) {
           const u32 which = first_task + item / 16 * GRID;
-          publish(feed + which % kFeedParts * rows + which / kFeedParts * 16 + item % 16, sum_part(sh, item / 16, item % 16) * (undo * kFp8Bias),
-                  kind_tag);
+          publish(feed + which % kFeedParts * rows + which / kFeedParts * 16 + item % 16,
+                  sum_part(sh, half + item / 16, item % 16) * (undo * kFp8Bias), kind_tag);
         }
-        consumer_sync();
+        half = PIECES - half;
       }
     }
     if (!dense) {
-      if (warp == 0) {
-        constexpr int kEach = (EXPERTS + 31) / 32;
-        u32 word[kEach];
-        float logit[kEach], correction[kEach];
-        const float* corrections = reinterpret_cast<const float*>(entry[kCorrection]);
-#pragma unroll
-        for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
-        await_words(sh, error, word, kind_tag, [&](int k) { return ptx::load_relaxed(router_sums + min(lane + 32 * k, EXPERTS - 1)); });
-#pragma unroll
-        for (int k = 0; k < kEach; ++k) logit[k] = number(word[k]) * rms;
-        const int* row = forced == nullptr ? nullptr : forced + ((u64)(position % forced_rows) * MOE_LAYERS + entry[kOrdinal]) * TOPK;
-        choose_experts(sh, logit, correction, row, sh.part);
-        if (cta == 0 && lane < TOPK) routing[entry[kOrdinal] * TOPK + lane] = sh.expert[lane];
-      }
-      consumer_sync();
       Fp4Vector vector;
 #pragma unroll 1
       for (u32 task = cta; task < TOPK * kUpTiles;) {
@@ -1313,25 +1466,27 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           float low_row = 0.0f, high_row = 0.0f;
 #pragma unroll 1
           for (u32 at = 0; at < kUpUnits; at += 32) {
-            const u32 units = min(32u, kUpUnits - at);
-            const u32 mine = (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // this warp's: warp, warp + WARPS, ...
+            const u32 units = kUpUnits % 32 == 0 ? 32 : min(32u, kUpUnits - at);
+            const u32 mine = units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // warp, warp + WARPS, ...
             vector.load(sh, act + (at + warp) * 128, WARPS * 128, mine);
             const u32 stage = ring.address();
             take_fp4(
                 ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
                 [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
           }
-          store_sums(sh, pieces, quad_sum(low_row), quad_sum(high_row));
+          store_sums(sh, half + pieces, quad_sum(low_row), quad_sum(high_row));
         }
         consumer_sync();
+        if (tid < pieces * 8) ptx::mbar_wait(ptx::smem_addr(&sh.chosen), (u32)entry[kOrdinal] & 1);  // for the weights
+#pragma unroll 1
         for (int item = tid; item < pieces * 8; item += kConsumers) {
           const int local = item / 8, channel = item % 8;
           const u32 which = first_task + local * GRID, slot = which / kUpTiles, tile = which % kUpTiles;
           const float factor = undo * mxfp4::kDecodeBias;
-          const float gate = sum_part(sh, local, channel) * factor, up = sum_part(sh, local, channel + 8) * factor;
+          const float gate = sum_part(sh, half + local, channel) * factor, up = sum_part(sh, half + local, channel + 8) * factor;
           publish(inter + slot * INTER + tile * 8 + channel, silu(gate) * up * sh.weight[slot], kind_tag);
         }
-        consumer_sync();
+        half = PIECES - half;
       }
     }
     stamp(lanes, record + kGateUp, 2);
@@ -1344,7 +1499,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       float4 x[kVectors<kRouted>], shared_x[kVectors<(kFeedMost > 0 ? kFeedMost : 4)>];
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
       const u32* feed = dense ? feed_dense : feed_shared;
-      float sum = 0.0f, peak = 0.0f;
+      float peak = 0.0f;
       constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
@@ -1353,7 +1508,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         if (vector < feed_inter / 4) {
           uint4 raw[2 * kFeedParts];
           const u32* words = feed + vector / 2 * 16 + vector % 2 * 4;
-          await_words(sh, error, raw, kind_tag, [&](int n) { return ptx::ldg128_relaxed(words + n / 2 * 2 * feed_inter + n % 2 * 8); });
+          await_words(sh, raw, kind_tag, [&](int n) { return ptx::ldg128_relaxed(words + n / 2 * 2 * feed_inter + n % 2 * 8); });
           float4 gate = numbers(raw[0]), up = numbers(raw[1]);
 #pragma unroll
           for (int n = 1; n < (int)kFeedParts; ++n) {
@@ -1366,13 +1521,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
       }
       if (!dense) {
-        await_vector<kRouted>(sh, error, x, inter, kind_tag);
+        await_vector<kRouted>(sh, x, inter, kind_tag);
 #pragma unroll
         for (int i = 0; i < kVectors<kRouted>; ++i)
           if (has_vector<kRouted>(i)) peak = fmaxf(peak, peak_of(x[i]));
       }
-      reduce(sh, sum, peak);
-      const Scale scale = scale_of_peak(peak);
+      const Scale scale = scale_of_peak(reduce_peak(sh, peak));
       if (!dense) store_f16<kRouted>(sh, x, scale.factor);
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
@@ -1389,29 +1543,31 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
       const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
-      const u32 mine = first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
-      Fp4Vector vector;
-      if (!dense) vector.load(sh, act + first_unit * 128, 128, mine);
+      const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
+      const Fp8Lane mine;
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
         if (!dense) {
           const u32 stage = ring.address();
+          Fp4Vector vector;
+          vector.load(sh, act + first_unit * 128, 128, units);
           auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
           take_fp4(
-              ring, vector, mine, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
+              ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
         }
 #pragma unroll 1
         for (u32 at = 0; at < feed_units; at += kStageUnits)
-          take_fp8(ring, sh, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
-        store_sums(sh, tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
+          take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
+        store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
                    fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * (undo * kFp8Bias)));
       }
       consumer_sync();
       float row = 0.0f;
-      if (tid < own_rows) sh.own[tid] = row = sh.own[tid] + sum_part(sh, tid / 16, tid % 16);
+      if (tid < own_rows) sh.own[tid] = row = sh.own[tid] + sum_part(sh, half + tid / 16, tid % 16);
+      half = PIECES - half;
       exchange();
       if (tid < own_rows) publish(x_in + own.low * 16 + tid, row, tag);
     }
@@ -1424,7 +1580,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     float4 x[kVectors<HIDDEN>];
     uint2 gain[kVectors<HIDDEN>];
     load_gain<HIDDEN>(gain, final_norm);
-    await_vector<HIDDEN>(sh, error, x, x_in, (launches * LAYERS + LAYERS - 1) & 3u);
+    await_vector<HIDDEN>(sh, x, x_in, (launches * LAYERS + LAYERS - 1) & 3u);
     float peak;
     const float factor = normalise<HIDDEN>(sh, x, gain, peak);
 #pragma unroll
@@ -1450,23 +1606,24 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         ring.next();
         break;
       }
-      if (tid == 0) sh.task[pieces] = task;
+      if (tid == 0) sh.task[half + pieces] = task;
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
-      for (u32 at = 0; at < kHeadSteps; at += kStageSteps) take_bf16(ring, sh, act + at * 32, min(kStageSteps, kHeadSteps - at), c);
-      store_sums(sh, pieces, c[0] + c[1], c[2] + c[3]);
+      for (u32 at = 0; at < kVocabSteps; at += kStageSteps) take_bf16(ring, sh, act + at * 32, min(kStageSteps, kVocabSteps - at), c);
+      store_sums(sh, half + pieces, c[0] + c[1], c[2] + c[3]);
     }
     consumer_sync();
+#pragma unroll 1
     for (int item = tid; item < pieces * 16; item += kConsumers) {
-      const int row = sh.task[item / 16] * 16 + item % 16;
-      const float logit = sum_part(sh, item / 16, item % 16);
+      const int row = sh.task[half + item / 16] * 16 + item % 16;
+      const float logit = sum_part(sh, half + item / 16, item % 16);
       logits[row] = logit;
       if (logit > top || (logit == top && row < top_row)) {
         top = logit;
         top_row = row;
       }
     }
-    if (!over) consumer_sync();
+    half = PIECES - half;
   }
   stamp(lanes, LAYERS * kPhases, 2);
   auto reduce_top = [&] {
@@ -1493,6 +1650,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     reduce_top();
     u32 last = 0;
     if (lane == 0) {
+      if (sh.dead) atomicOr(error, 1u);
       best[2 * cta] = top;
       best[2 * cta + 1] = __int_as_float(top_row);
       __threadfence();

@@ -131,7 +131,7 @@ def test_the_packed_layers_are_the_bytes_of_a_step_and_the_repeated_scales(weigh
 def test_scratch_is_the_sum_of_its_parts() -> None:
     """Written out for the true shape on 132 CTAs, so that a part that changes is seen."""
     plan = persistent_latent.make_plan(GLM, 132)
-    words = 2 * (2048 + 512 + 64 + 128 + 32) + 8 * 256 + 8 * 512 + 8 * 16 * 516 + 8 * 256 + 6144 + 6144
+    words = 2 * (2048 + 512 + 64 + 128 + 32) + 8 * 64 + 8 * 12 * 512 + 8 * 16 * 516 + 8 * 256 + 6144 + 6144
     words += 256 * 132 + 256 + 8 * 256 + 8 * 256 + 8 * 1536 + 32 * 128 + 2 * 132
     assert persistent_latent.scratch_words(GLM, plan) == words
     odd = persistent_latent.scratch_parts(replace(GLM, index_heads=20), replace(plan, grid=130))
@@ -179,7 +179,7 @@ def test_buffers_lie_as_the_kernel_takes_them(weights: LatentWeights) -> None:
     assert buffers.routing.data_ptr() == buffers.words.data_ptr() + 4 * 68
     assert buffers.sync.data_ptr() == buffers.words.data_ptr()
     assert buffers.scratch.unique().tolist() == [3]
-    assert tuple(buffers.lanes.shape) == (16, TINY.layers * 8 + 1, 3)
+    assert tuple(buffers.lanes.shape) == (16, TINY.layers * 7 + 1, 3)
     table = buffers.table
     assert tuple(table.shape) == (TINY.layers, persistent_latent.TABLE_COLUMNS)
     for index, layer in enumerate(weights.layers):

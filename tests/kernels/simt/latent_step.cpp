@@ -14,5 +14,5 @@ void call() {
 extern "C" unsigned shared_bytes() { return STAGES * kStageBytes + (unsigned)sizeof(Shared); }
 extern "C" int run_step(const u64* arguments, unsigned seed) {
   words = arguments;
-  return simt::run(call, GRID, kConsumers + 32, shared_bytes(), seed);
+  return simt::run(call, GRID, kThreads, shared_bytes(), seed);
 }
