@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator
 
 from workbench.kernels import bench_dense, bench_experts, bench_sequence, live_quant
 from workbench.kernels.bench_case import Case
+from workbench.kernels.bench_experts import GPT_OSS_20B
+from workbench.kernels.lm_head import HeadConfig
+from workbench.kernels.mxfp4_experts import ExpertConfig
 
 Builder = Callable[[], Case]
+
+#: Few beside the defaults, so that ``--only wide`` stays short.
+UP_WIDE = (ExpertConfig(4, 1, 2, 1, 1), ExpertConfig(4, 1, 1, 1, 4))
+DOWN_WIDE = (ExpertConfig(8, 1, 2, 1, 1, registers=64), ExpertConfig(8, 1, 1, 1, 2))
+HEAD_WIDE = (HeadConfig(792, pick=256), HeadConfig(660, pick=256))
 
 
 def builders() -> Iterator[tuple[str, Builder]]:
@@ -20,6 +28,10 @@ def builders() -> Iterator[tuple[str, Builder]]:
     for tokens in (1, 6):
         yield "mxfp4", lambda tokens=tokens: bench_experts.gate_up_case(bench_experts.GLM_RANK, tokens)  # type: ignore[misc]
         yield "mxfp4", lambda tokens=tokens: bench_experts.down_case(bench_experts.GLM_RANK, tokens)  # type: ignore[misc]
+    for tokens in (8, 16):  # what a step of gpt-oss-20b pays for 16 tokens instead of 8
+        yield "wide", lambda tokens=tokens: bench_experts.gate_up_case(GPT_OSS_20B, tokens, UP_WIDE)  # type: ignore[misc]
+        yield "wide", lambda tokens=tokens: bench_experts.down_case(GPT_OSS_20B, tokens, DOWN_WIDE)  # type: ignore[misc]
+        yield "wide", lambda tokens=tokens: bench_dense.lm_head_case(tokens, False, keep=True, others=HEAD_WIDE)  # type: ignore[misc]
     yield "attention", lambda: bench_sequence.gqa_case("gpt-oss", 1, 64, 8, 64, 64, 8192, None)
     yield "attention", lambda: bench_sequence.gqa_case("gpt-oss", 1, 64, 8, 64, 64, 8192, 128)
     yield "attention", lambda: bench_sequence.gqa_case("Qwen3-30B", 8, 32, 4, 128, 128, 8192, None)

@@ -130,13 +130,13 @@ def router_case(shape: str, tokens: int, experts: int, hidden: int, top_k: int) 
     )
 
 
-def lm_head_case(tokens: int, sample: bool) -> Case:
-    """gpt-oss's LM head, greedy, or sampled with logits and log-sum-exp kept."""
+def lm_head_case(tokens: int, sample: bool, *, keep: bool = False, others: tuple[Any, ...] = lm_head.SPACE) -> Case:
+    """gpt-oss's LM head, greedy (``keep``: with the logits, as a step has it), or sampled with log-sum-exp as well."""
     vocab, hidden = 201088, 2880
     w = [(torch.randn(vocab, hidden, device=bench_case.DEVICE) / hidden**0.5).bfloat16() for _ in range(2)]
     x, workspace = randn(tokens, hidden), Workspace(bench_case.DEVICE)
     out = torch.empty(tokens, dtype=torch.int32, device=bench_case.DEVICE)
-    logits = torch.empty(tokens, vocab, device=bench_case.DEVICE) if sample else None
+    logits = torch.empty(tokens, vocab, device=bench_case.DEVICE) if sample or keep else None
     lse = torch.empty(tokens, device=bench_case.DEVICE) if sample else None
     rng = torch.tensor([1, 0], dtype=torch.int64, device=bench_case.DEVICE)
 
@@ -148,20 +148,24 @@ def lm_head_case(tokens: int, sample: bool) -> Case:
 
     def check(config: Any) -> float:
         out.fill_(-1)
+        if logits is not None:
+            logits.fill_(float("nan"))
         want = x.double() @ w[0].double().T
         chosen = run(0, config, 0.0).long()
         error = float((want.gather(1, chosen[:, None])[:, 0] - want.amax(1)).abs().max())
-        if logits is not None and lse is not None:
+        if logits is not None:
+            error += relative_error(logits, want)
+        if lse is not None:
             run(0, config, 1.0)
-            error += relative_error(logits, want) + relative_error(lse, want.logsumexp(1))
+            error += relative_error(lse, want.logsumexp(1))
         return error
 
     return Case(
-        f"lm_head {'sample' if sample else 'greedy'} T={tokens}",
+        f"lm_head {'sample' if sample else 'logits' if keep else 'greedy'} T={tokens}",
         "gpt-oss",
-        lm_head.floor(tokens, vocab, hidden, sample=sample, logits=sample),
+        lm_head.floor(tokens, vocab, hidden, sample=sample, logits=sample or keep),
         2,
-        space(lm_head.default_config(tokens), lm_head.SPACE),
+        space(lm_head.default_config(tokens), others),
         lambda copy, config: run(copy, config, 1.0 if sample else 0.0),
         check,
         tolerance=1e-4,

@@ -52,11 +52,12 @@ class Experts:
 
 
 GPT_OSS = Experts("gpt-oss-120b", 128, 4, 2880, 2880, True)
+GPT_OSS_20B = Experts("gpt-oss-20b", 32, 4, 2880, 2880, True)
 GLM_RANK = Experts("GLM-5.2 TP8", 256, 8, 6144, 256, False)
 
 
-def gate_up_case(model: Experts, tokens: int) -> Case:
-    """Gate-up of a model's chosen experts."""
+def gate_up_case(model: Experts, tokens: int, others: tuple[Any, ...] = mxfp4_experts.SPACE) -> Case:
+    """Gate-up of a model's chosen experts. ``others`` are configurations beside the default."""
     tiles, chunks = model.inter // 8, model.hidden // 64
     words, scales = _words(model.experts, tiles, chunks)
     bytes_each = model.top_k * tiles * 16 * model.hidden * 17 // 32
@@ -87,15 +88,15 @@ def gate_up_case(model: Experts, tokens: int) -> Case:
         model.label,
         mxfp4_experts.floor(tokens, _distinct(choices), tiles * 16, model.hidden),
         len(choices),
-        space(default, mxfp4_experts.SPACE),
+        space(default, others),
         lambda copy, config: run(choices[copy], out, config),
         check,
         overlapped=lambda copy, config: run(choices[copy], out, config, True),
     )
 
 
-def down_case(model: Experts, tokens: int) -> Case:
-    """Down projection and combine of a model's chosen experts."""
+def down_case(model: Experts, tokens: int, others: tuple[Any, ...] = mxfp4_experts.SPACE) -> Case:
+    """Down projection and combine of a model's chosen experts. ``others`` are configurations beside the default."""
     tiles, chunks = model.hidden // 16, model.inter // 64
     words, scales = _words(model.experts, tiles, chunks)
     bytes_each = model.top_k * model.hidden * model.inter * 17 // 32
@@ -125,7 +126,7 @@ def down_case(model: Experts, tokens: int) -> Case:
         model.label,
         mxfp4_experts.floor(tokens, _distinct(choices), model.hidden, model.inter),
         len(choices),
-        space(default, mxfp4_experts.SPACE),
+        space(default, others),
         lambda copy, config: run(choices[copy], out, config),
         check,
         overlapped=lambda copy, config: run(choices[copy], out, config, True),
