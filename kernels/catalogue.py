@@ -67,14 +67,14 @@ _EXPERT_TYPES = {
 
 
 def _expert(
-    name: str, kernel: Any, tokens: int, top_k: int, tiles: int, chunks: int, shape: str, **flags: bool
+    name: str, kernel: Any, tokens: int, top_k: int, experts: int, tiles: int, chunks: int, shape: str, **flags: bool
 ) -> Entry:
     half: mxfp4_experts.Half = "down" if kernel is mxfp4_experts.down_kernel else "gate_up"
     config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k, half=half)
-    cut = mxfp4_experts.cut(config, tokens * top_k, chunks, True)
+    cut = mxfp4_experts.cut(config, tokens, top_k, experts, chunks, True)
     warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
     del cut["launch_pdl"]
-    constants = {"T": tokens, "TOPK": top_k, **flags, **cut}
+    constants = {**flags, **cut}
     types = {arg: _EXPERT_TYPES[arg] for arg in kernel.arg_names if arg not in constants}
     return Entry(name, kernel, types, constants, (), warps, stages, getattr(mxfp4_experts, "SPILLS", ""), shape)
 
@@ -398,12 +398,14 @@ ENTRIES: tuple[Entry, ...] = (
         spills=roof.SPILLS,
         shape="8 GiB",
     ),
-    _expert("gate_up_t1", mxfp4_experts.gate_up_kernel, 1, 4, 360, 45, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
-    _expert("gate_up_t16", mxfp4_experts.gate_up_kernel, 16, 4, 360, 45, "gpt-oss, T=16", GPTOSS=True, BIAS=True),
-    _expert("gate_up_rank", mxfp4_experts.gate_up_kernel, 1, 8, 32, 96, "GLM-5.2 TP8, T=1", GPTOSS=False, BIAS=False),
-    _expert("down_t1", mxfp4_experts.down_kernel, 1, 4, 180, 45, "gpt-oss, T=1", BIAS=True, BASE=True),
-    _expert("down_t16", mxfp4_experts.down_kernel, 16, 4, 180, 45, "gpt-oss, T=16", BIAS=True, BASE=True),
-    _expert("down_rank", mxfp4_experts.down_kernel, 1, 8, 384, 4, "GLM-5.2 TP8, T=1", BIAS=False, BASE=False),
+    _expert("gate_up_t1", mxfp4_experts.gate_up_kernel, 1, 4, 32, 360, 45, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
+    _expert("gate_up_t16", mxfp4_experts.gate_up_kernel, 16, 4, 32, 360, 45, "gpt-oss, T=16", GPTOSS=True, BIAS=True),
+    _expert(
+        "gate_up_rank", mxfp4_experts.gate_up_kernel, 1, 8, 256, 32, 96, "GLM-5.2 TP8, T=1", GPTOSS=False, BIAS=False
+    ),
+    _expert("down_t1", mxfp4_experts.down_kernel, 1, 4, 32, 180, 45, "gpt-oss, T=1", BIAS=True, BASE=True),
+    _expert("down_t16", mxfp4_experts.down_kernel, 16, 4, 32, 180, 45, "gpt-oss, T=16", BIAS=True, BASE=True),
+    _expert("down_rank", mxfp4_experts.down_kernel, 1, 8, 256, 384, 4, "GLM-5.2 TP8, T=1", BIAS=False, BASE=False),
     _bf16_expert("bf16_gate_up_t1", bf16_experts.gate_up_kernel, 1, 4, 2880, "gpt-oss, T=1", GPTOSS=True, BIAS=True),
     _bf16_expert("bf16_gate_up_t8", bf16_experts.gate_up_kernel, 8, 8, 768, "Qwen3-30B, T=8", GPTOSS=False, BIAS=False),
     _bf16_expert("bf16_down_t1", bf16_experts.down_kernel, 1, 4, 2880, "gpt-oss, T=1", BIAS=True, BASE=True),

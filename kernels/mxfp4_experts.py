@@ -12,8 +12,8 @@ Byte floor: D distinct experts x rows x columns x 17/32 bytes, plus activations.
 One launch covers every distinct expert: program (row tile, pair) returns at once unless its pair is the first of
 its expert, so tokens that share an expert share its one weight stream; tokens are the MMA's columns, and rows of x
 that the expert does not own are masked off. The MMA has 8 columns. Above 8 tokens in all, an expert's own tokens move
-together into them, and the pair of its ninth token gets programs for the ninth on: they read its weights again, from
-L2 where they still are. Weights go from 16-byte loads through shifts and masks straight into
+together into them, and an expert of more than 8 tokens has programs of its own for the ninth on: they read its weights
+again, from L2 where they still are (``assignment``, ``shares``). Weights go from 16-byte loads through shifts and masks straight into
 ``mma.m16n8k16`` registers: the layout makes every Triton layout conversion in the loop an identity. Each 32-column
 block is one small product scaled in fp32. Warps of a program split K (``kw``) or rows (``rw``); programs split K
 further (``split``), and the last one to arrive reduces in fixed order, so results are reproducible bit for bit.
@@ -35,7 +35,7 @@ import triton.language as tl
 from workbench.kernels.arrive import arrive
 from workbench.kernels.contract import expect, power_of_2, require
 from workbench.kernels.floor import Floor
-from workbench.kernels.mxfp4_products import choosers, is_first, owners, products, token_of
+from workbench.kernels.mxfp4_products import choosers, crowded, is_first, owners, products, token_of
 from workbench.kernels.overlap import wait_for_previous
 from workbench.kernels.workspace import Workspace
 
@@ -128,19 +128,30 @@ def activate(gate, up, alpha, limit, GPTOSS: tl.constexpr):
 
 
 @triton.jit
-def assignment(ids_ptr, T: tl.constexpr, TOPK: tl.constexpr, PAIRS: tl.constexpr):
+def assignment(ids_ptr, T: tl.constexpr, TOPK: tl.constexpr, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):
     """Return this program's expert, the tokens that it serves (bits), and whether it serves any.
 
     A program stands for a pair. The first of an expert serves it, and above 8 tokens its ninth serves those from the
-    ninth on: a loop over eights would cost registers that even experts of two tokens paid for.
+    ninth on: a loop over eights would cost registers that even experts of two tokens paid for. Where EXPERTS is not 0,
+    a program stands for one of them, and those behind the last for the experts of more than 8 tokens.
     """
-    pair = tl.program_id(1)
-    expert = tl.load(ids_ptr + pair)
-    if T <= 8:
-        return expert, 0, is_first(ids_ptr, expert, pair, PAIRS)
+    index = tl.program_id(1)
+    if EXPERTS > 0:
+        expert = index
+        if index >= EXPERTS:
+            expert = crowded(ids_ptr, index - EXPERTS, T, TOPK, EXPERTS)
+        rest, before = choosers(ids_ptr, expert, 0, T, TOPK, PAIRS)
+        if index >= EXPERTS:
+            for _ in tl.static_range(8):
+                rest = rest & (rest - 1)
+        return expert, rest, rest != 0
     else:
-        rest, before = choosers(ids_ptr, expert, pair // TOPK, T, TOPK, PAIRS)
-        return expert, rest, before % 8 == 0
+        expert = tl.load(ids_ptr + index)
+        if T <= 8:
+            return expert, 0, is_first(ids_ptr, expert, index, PAIRS)
+        else:
+            rest, before = choosers(ids_ptr, expert, index // TOPK, T, TOPK, PAIRS)
+            return expert, rest, before % 8 == 0
 
 
 @triton.jit
@@ -160,6 +171,7 @@ def gate_up_kernel(
     T: tl.constexpr,
     TOPK: tl.constexpr,
     PAIRS: tl.constexpr,
+    EXPERTS: tl.constexpr,
     GPTOSS: tl.constexpr,
     BIAS: tl.constexpr,
     KW: tl.constexpr,
@@ -174,7 +186,7 @@ def gate_up_kernel(
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
     wait_for_previous(OVERLAP)  # the router is the launch before: no weight is known until it has chosen
-    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS)
+    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS, EXPERTS)
     if not needed:
         return
     at = expert.to(tl.int64) * tiles * chunks
@@ -191,7 +203,7 @@ def gate_up_kernel(
         ok = (row < inter * 2)[:, :, :, None] & (owner >= 0)[None, None, None, :]
         slot = tl.maximum(owner, 0).to(tl.int64) * inter * 2
         at_partial = slot[None, None, None, :] + row[:, :, :, None]
-        pairs_rows = tl.num_programs(1).to(tl.int64) * inter * 2
+        pairs_rows = T * TOPK * 2 * inter.to(tl.int64)
         tl.store(partial_ptr + part * pairs_rows + at_partial, acc, mask=ok)
         if not arrive(counter_ptr + block * tl.num_programs(1) + tl.program_id(1), SPLIT):
             return
@@ -243,6 +255,7 @@ def down_kernel(
     T: tl.constexpr,
     TOPK: tl.constexpr,
     PAIRS: tl.constexpr,
+    EXPERTS: tl.constexpr,
     BIAS: tl.constexpr,
     BASE: tl.constexpr,
     KW: tl.constexpr,
@@ -257,7 +270,7 @@ def down_kernel(
     block = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
     hidden = tiles * 16
-    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS)
+    expert, rest, needed = assignment(ids_ptr, T, TOPK, PAIRS, EXPERTS)
     row = block * RW * R * 16 + tl.arange(0, RW * R * 16)
     if needed:
         at = expert.to(tl.int64) * tiles * chunks
@@ -276,7 +289,7 @@ def down_kernel(
         ok = (row < hidden)[:, None] & (owner >= 0)[None, :]
         tl.store(partial_ptr + slot[None, :] + row[:, None], acc, mask=ok)
     wait_for_previous(OVERLAP)
-    if arrive(counter_ptr + block, SPLIT * T * TOPK):
+    if arrive(counter_ptr + block, SPLIT * tl.num_programs(1)):
         at_y = y_ptr + row
         for t in range(0, T, 4):
             # Four tokens' loads before the first store, which no load can pass: one after another they would wait
@@ -317,12 +330,28 @@ def _check_common(
     return experts, tiles, chunks, tokens
 
 
-def cut(config: ExpertConfig, pairs: int, chunks: int, overlap: bool = False) -> dict[str, Any]:
+def shares(tokens: int, top_k: int, experts: int) -> tuple[int, bool]:
+    """Return how many programs a row tile gets, and whether they stand for experts rather than for pairs.
+
+    A pair that shares its expert with an earlier one is a program that only leaves. Above 8 tokens there may be more of
+    those than experts, and at most one pair in nine is an expert's ninth.
+    """
+    pairs = tokens * top_k
+    by_expert = experts + pairs // 9
+    return (by_expert, True) if tokens > 8 and by_expert < pairs else (pairs, False)
+
+
+def cut(
+    config: ExpertConfig, tokens: int, top_k: int, experts: int, chunks: int, overlap: bool = False
+) -> dict[str, Any]:
     """Return the compile-time constants, warps and stages of a launch."""
     a_warp = -(-chunks // (config.kw * config.split))
     unroll = min(config.unroll, power_of_2(a_warp))
     return {
-        "PAIRS": power_of_2(pairs),
+        "T": tokens,
+        "TOPK": top_k,
+        "PAIRS": power_of_2(tokens * top_k),
+        "EXPERTS": experts if shares(tokens, top_k, experts)[1] else 0,
         "KW": config.kw,
         "RW": config.rw,
         "R": config.r,
@@ -377,10 +406,10 @@ def gate_up(
     else:
         workspace = workspace or Workspace(x.device)
         partial, counters = workspace.take(kernel, config.split * pairs * inter * 2, blocks * pairs)
-    gate_up_kernel[(blocks * config.split, pairs)](
+    gate_up_kernel[(blocks * config.split, shares(tokens, ids.shape[1], experts)[0])](
         words, scale_words, x, ids, x if bias is None else bias, out, partial, counters, tiles, chunks, alpha, limit,
-        T=tokens, TOPK=ids.shape[1], GPTOSS=activation == "gptoss", BIAS=bias is not None,
-        **cut(config, pairs, chunks, overlap),
+        GPTOSS=activation == "gptoss", BIAS=bias is not None,
+        **cut(config, tokens, ids.shape[1], experts, chunks, overlap),
     )  # fmt: skip
     return out
 
@@ -422,9 +451,9 @@ def down(
     workspace = workspace or Workspace(device)
     blocks = -(-tiles // (config.rw * config.r))
     partial, counters = workspace.take(kernel, config.split * pairs * hidden, blocks)
-    down_kernel[(blocks * config.split, pairs)](
+    down_kernel[(blocks * config.split, shares(tokens, ids.shape[1], experts)[0])](
         words, scale_words, h, ids, weights, h if bias is None else bias, h if base is None else base, out,
-        partial, counters, tiles, chunks, T=tokens, TOPK=ids.shape[1], BIAS=bias is not None, BASE=base is not None,
-        **cut(config, pairs, chunks, overlap),
+        partial, counters, tiles, chunks, BIAS=bias is not None, BASE=base is not None,
+        **cut(config, tokens, ids.shape[1], experts, chunks, overlap),
     )  # fmt: skip
     return out

@@ -72,6 +72,23 @@ def choosers(ids_ptr, expert, first, T: tl.constexpr, TOPK: tl.constexpr, PAIRS:
 
 
 @triton.jit
+def crowded(ids_ptr, nth, T: tl.constexpr, TOPK: tl.constexpr, EXPERTS: tl.constexpr):
+    """Return the ``nth`` expert (from 0) that more than 8 tokens chose, EXPERTS where there are fewer."""
+    found = EXPERTS
+    seen = 0
+    for turn in tl.static_range((EXPERTS + 31) // 32):
+        expert = turn * 32 + tl.arange(0, 32)
+        count = tl.zeros((32,), tl.int32)
+        for pair in range(T * TOPK):
+            count += (tl.load(ids_ptr + pair) == expert).to(tl.int32)
+        crowd = (count > 8).to(tl.int32)
+        rank = tl.cumsum(crowd, 0) + seen
+        found += tl.sum(tl.where((crowd > 0) & (rank == nth + 1), expert - EXPERTS, 0), 0)
+        seen += tl.sum(crowd, 0)
+    return found
+
+
+@triton.jit
 def token_of(rest, column, T: tl.constexpr):
     """Return the token that column 0 to 7 stands for: the same up to 8 tokens, above that the lowest bits of ``rest``.
 

@@ -6,7 +6,7 @@ import torch
 from workbench.errors import InputError
 from workbench.kernels import reference
 from workbench.kernels.contract import power_of_2
-from workbench.kernels.mxfp4_experts import H_EXPONENT, ExpertConfig, default_config, down, floor, gate_up
+from workbench.kernels.mxfp4_experts import H_EXPONENT, ExpertConfig, default_config, down, floor, gate_up, shares
 from workbench.kernels.mxfp4_layout import dequantise, relayout
 from workbench.kernels.reference import relative_error
 from workbench.kernels.workspace import Workspace
@@ -100,27 +100,31 @@ def test_down(device: torch.device, bf16_tol: float, tokens: int, bias: bool, co
 
 
 CROWDS = (
-    (9, {0: 9, 3: 8, 1: 1}, 1),
-    (16, {2: 16, 0: 9, 5: 7, 3: 8, 1: 1, 4: 7}, 2),
+    (9, 24, {0: 9, 3: 8, 23: 1}, 1),  # programs by pairs: fewer than experts
+    (9, 4, {0: 9, 3: 8, 1: 1}, 2),  # by experts
+    (16, 6, {2: 16, 0: 9, 5: 7, 3: 8, 1: 1, 4: 7}, 1),
+    (16, 40, {2: 10, 35: 11, 0: 1, 31: 9, 39: 9, 32: 8}, 1),
 )
 
 
-@pytest.mark.parametrize(("tokens", "counts", "split"), CROWDS)
+@pytest.mark.parametrize(("tokens", "experts", "counts", "split"), CROWDS)
 def test_experts_of_more_and_of_fewer_than_eight_tokens(
-    device: torch.device, bf16_tol: float, tokens: int, counts: dict[int, int], split: int
+    device: torch.device, bf16_tol: float, tokens: int, experts: int, counts: dict[int, int], split: int
 ) -> None:
     """Above 8 tokens in all: a program takes the tokens of its expert by eights, and every pair is computed once."""
-    experts, inter, hidden = 6, 32, 64
-    up, lower = random_weights(experts, 2 * inter, hidden, 8), random_weights(experts, hidden, 64, 9)
+    inter, hidden = 16, 32
+    up, lower = random_weights(experts, 2 * inter, 64, 8), random_weights(experts, hidden, 64, 9)
     ids = crowd(tokens, counts, 10)
-    assert torch.bincount(ids.flatten().long()).tolist() == [counts.get(e, 0) for e in range(max(counts) + 1)]
+    assert torch.bincount(ids.flatten().long(), minlength=experts).tolist() == [
+        counts.get(e, 0) for e in range(experts)
+    ]
     assert all(len(set(row)) == len(row) for row in ids.tolist())
-    pairs, config = ids.numel(), ExpertConfig(1, 2, 1, split, 1)
+    pairs, config = ids.numel(), ExpertConfig(1, 1, 2, split, 1)
     generator = torch.Generator().manual_seed(11)
-    x = torch.randn(tokens, hidden, generator=generator).bfloat16()
+    x = torch.randn(tokens, 64, generator=generator).bfloat16()
     weights = torch.rand(ids.shape, generator=generator)
     workspace = Workspace(device)
-    workspace.take("test", split * pairs * 2 * 64, pairs * 64)[0].fill_(float("nan"))
+    workspace.take("test", split * pairs * 2 * inter, pairs * 2)[0].fill_(float("nan"))
 
     h = torch.full((pairs, inter), float("nan"), dtype=torch.bfloat16, device=device)
     words, scale_words = (part.to(device) for part in relayout(*up, "stacked"))
@@ -153,6 +157,12 @@ def test_small_activations_survive_the_decode(device: torch.device) -> None:
     weights = torch.ones(1, 1, device=device)
     out = down(h, ids, weights, words, scale_words, config=ExpertConfig(1, 1, 1, 1, 1))
     assert out.float().cpu().tolist() == [[64 * 0.5 * 2.0**-27 * 2.0**-14] * 16]
+
+
+def test_programs_stand_for_experts_where_these_are_fewer_than_pairs() -> None:
+    assert shares(8, 4, 16) == (32, False)  # as measured up to 8 tokens
+    assert shares(16, 4, 32) == (39, True)  # 64 pairs, of which at most 7 are an expert's ninth
+    assert shares(16, 4, 128) == (64, False)
 
 
 def test_default_config_fills_the_card() -> None:
