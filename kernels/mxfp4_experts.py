@@ -13,10 +13,11 @@ One launch covers every distinct expert: program (row tile, pair) returns at onc
 its expert, so tokens that share an expert share its one weight stream; tokens are the MMA's columns, and rows of x
 that the expert does not own are masked off. The MMA has 8 columns. Above 8 tokens in all, an expert's own tokens move
 together into them, and an expert of more than 8 tokens has programs of its own for the ninth on: they read its weights
-again, from L2 where they still are (``assignment``, ``shares``). Weights go from 16-byte loads through shifts and masks straight into
-``mma.m16n8k16`` registers: the layout makes every Triton layout conversion in the loop an identity. Each 32-column
-block is one small product scaled in fp32. Warps of a program split K (``kw``) or rows (``rw``); programs split K
-further (``split``), and the last one to arrive reduces in fixed order, so results are reproducible bit for bit.
+again, from L2 where they still are (``assignment``, ``shares``). Weights go from 16-byte loads through shifts and
+masks straight into ``mma.m16n8k16`` registers: the layout makes every Triton layout conversion in the loop an
+identity. Each 32-column block is one small product scaled in fp32. Warps of a program split K (``kw``) or rows
+(``rw``); programs split K further (``split``), and the last one to arrive reduces in fixed order, so results are
+reproducible bit for bit.
 
 bf16 weights come out of the decode as value x 2^-126, partly subnormal (tensor cores keep bf16 subnormals). The
 activation is scaled by 2^64 first (exact below 2^63) and the sum by 2^62, so that no product is lost.
