@@ -105,7 +105,7 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
         2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter)),
         4 * warps * max(shape.kv_lora, shape.experts),
     )
-    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 4) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
+    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 5) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
     rows = 4 * (2 * 16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
     return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64
 

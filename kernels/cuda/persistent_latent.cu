@@ -27,7 +27,7 @@
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
 //
 // Code. Every warp goes through all of a layer's code each layer, and a multiprocessor keeps some 128 KB of it: so what is long is a loop that is not
-// unrolled, a wait counts its polls instead of reading a clock, and sums over warps are vectors. The layer is 110 KB at 16 warps (it was 180).
+// unrolled, a wait counts its polls instead of reading a clock, and sums over warps are vectors. A layer is some 100 KB at 16 warps (it was 180).
 //
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
@@ -148,7 +148,7 @@ struct Shared {
   u64 empty[STAGES];
   u64 table[2][kTable];
   alignas(16) u64 source[2][kTable];  // the producer's table
-  u64 sourced, routed, normed, chosen;
+  u64 sourced, dealt, routed, normed, chosen;
   int tag[STAGES];
   int task[2 * PIECES];
   int expert[8];
@@ -494,12 +494,13 @@ __device__ __forceinline__ void release_stage(const Ring& ring) {
   __syncwarp();
   if (((int)ptx::thread() & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
 }
+__device__ __forceinline__ float4 sum_of(const float4& a, const float4& b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 // The sum of an array of WARPS floats, in a fixed order.
 __device__ __forceinline__ float sum_warps(const float* one) {
   const float4* four = reinterpret_cast<const float4*>(one);
   float4 sum = four[0];
 #pragma unroll
-  for (int i = 1; i < WARPS / 4; ++i) sum = make_float4(sum.x + four[i].x, sum.y + four[i].y, sum.z + four[i].z, sum.w + four[i].w);
+  for (int i = 1; i < WARPS / 4; ++i) sum = sum_of(sum, four[i]);
   return (sum.x + sum.y) + (sum.z + sum.w);
 }
 __device__ __forceinline__ float max_warps(const float* one) {
@@ -781,7 +782,7 @@ __device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOA
       peak = fmaxf(peak, peak_of(v));
     }
   reduce(sh, sum, peak);
-  return rsqrtf(sum / FLOATS + (EPS));
+  return rsqrtf(sum * (1.0f / FLOATS) + (EPS));
 }
 // The vector times factor into sh.act as fp16, from float `at` on.
 template <int FLOATS>
@@ -793,7 +794,7 @@ __device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors
           make_uint2(ptx::pack_f16(x[i].x * factor, x[i].y * factor), ptx::pack_f16(x[i].z * factor, x[i].w * factor));
 }
 
-__device__ __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // A number as one that compares alike unsigned; NaN is the least.
 __device__ __forceinline__ u32 ordered(float value) {
@@ -814,6 +815,7 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
 #pragma unroll
     for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
     const int named = forced == nullptr ? -1 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
+    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's part is there much before this CTA's own
 #pragma unroll 1
     for (u32 e = blockIdx.x; e < EXPERTS; e += 2 * GRID) {
       const u32 other = min(e + GRID, (u32)EXPERTS - 1);
@@ -840,7 +842,7 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
     u32 key[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      score[k] = 1.0f / (1.0f + __expf(-number(word[k]) * rms));
+      score[k] = __fdividef(1.0f, 1.0f + __expf(-number(word[k]) * rms));
       key[k] = lane + 32 * k < EXPERTS ? ordered(score[k] + correction[k]) : 0;
     }
     float mine = 0.0f, total = 0.0f;
@@ -948,6 +950,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       ptx::mbar_init(ring.empty + i * 8, WARPS);
     }
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.normed), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
@@ -1042,14 +1045,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     const u32 query_end = kHeadTiles + (owner ? kIndexQueryTiles : 0);
     u32 query_tile = serves_head() ? sub : kHeadTiles + cta;  // of the head's, then of the indexer's
     if (query_tile < query_end) {
-      float4 x[kVectors<Q_LORA>], more[kVectors<Q_LORA>];
+      float4 x[kVectors<Q_LORA>];
       uint2 gain[kVectors<Q_LORA>];
       load_gain<Q_LORA>(gain, reinterpret_cast<const void*>(entry[kQueryNorm]));
-      await_vector<Q_LORA>(sh, x, low_parts, tag);
-      await_vector<Q_LORA>(sh, more, low_parts + kAllLowRows, tag);
+      {
+        uint4 raw[2 * kVectors<Q_LORA>];
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(low_parts + i % 2 * kAllLowRows + 4 * vector_at<Q_LORA>(i / 2)); });
 #pragma unroll
-      for (int i = 0; i < kVectors<Q_LORA>; ++i)
-        x[i] = make_float4(x[i].x + more[i].x, x[i].y + more[i].y, x[i].z + more[i].z, x[i].w + more[i].w);
+        for (int i = 0; i < kVectors<Q_LORA>; ++i) x[i] = sum_of(numbers(raw[2 * i]), numbers(raw[2 * i + 1]));
+      }
       float peak;
       const float factor = normalise<Q_LORA>(sh, x, gain, peak);  // its barrier is also past every warp's product before
       const Scale scale = scale_of_peak(peak * factor);
@@ -1092,13 +1096,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     const bool index_writer = owner && cta == (HEADS * kGroup < GRID ? HEADS * kGroup : 0);
     if (INDEX_DIM > 0 && index_writer && warp == WARPS - 1) {  // the indexer's key: norm, rotation, cache
       constexpr int kEach = INDEX_DIM > 0 ? INDEX_DIM / 32 : 1;
-      u32 front[kEach], back[kEach];
-      const u32* words = low_parts + kLowRows;
-      await_words(sh, front, owner_tag, [&](int i) { return ptx::load_relaxed(words + lane + 32 * i); });
-      await_words(sh, back, owner_tag, [&](int i) { return ptx::load_relaxed(words + kAllLowRows + lane + 32 * i); });
+      u32 raw[2 * kEach];
+      const u32* words = low_parts + kLowRows + lane;
+      await_words(sh, raw, owner_tag, [&](int i) { return ptx::load_relaxed(words + i % 2 * kAllLowRows + i / 2 * 32); });
       float value[kEach], sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) sum += value[i] = number(front[i]) + number(back[i]);
+      for (int i = 0; i < kEach; ++i) sum += value[i] = number(raw[2 * i]) + number(raw[2 * i + 1]);
       const float mean = warp_sum(sum) / (INDEX_DIM > 0 ? INDEX_DIM : 1);
       float square = 0.0f;
 #pragma unroll
@@ -1118,17 +1121,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     if (serves_head()) {
       const bool owns_current = sub == kGroup - 1;
       if (owns_current) {  // its latent and key, as every head's last part computes them
-        uint4 front[1], back[1];
+        uint4 raw[2];
         const bool takes = tid < kRow / 4;
         const u32* words = low_parts + Q_LORA + 4 * min(tid, kRow / 4 - 1);
         const uint2 gain = reinterpret_cast<const uint2*>(entry[kLatentNorm])[min(tid, KV_LORA / 4 - 1)];
-        await_words(sh, front, tag, [&](int) { return ptx::ldg128_relaxed(words); });
-        await_words(sh, back, tag, [&](int) { return ptx::ldg128_relaxed(words + kAllLowRows); });
-        const float4 a = numbers(front[0]), b = numbers(back[0]);
-        const float4 v = make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + i * kAllLowRows); });
+        const float4 v = sum_of(numbers(raw[0]), numbers(raw[1]));
         float sum = tid < KV_LORA / 4 ? fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))) : 0.0f, peak = 0.0f;
         reduce(sh, sum, peak);
-        const float factor = rsqrtf(sum / KV_LORA + (EPS));
+        const float factor = rsqrtf(sum * (1.0f / KV_LORA) + (EPS));
         if (tid < KV_LORA / 4)
           *reinterpret_cast<float4*>(sh.row + 4 * tid) =
               make_float4(v.x * factor * ptx::bf16_low(gain.x), v.y * factor * ptx::bf16_high(gain.x), v.z * factor * ptx::bf16_low(gain.y),
@@ -1163,10 +1164,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
-          if (joiner + i * kJoiners < (int)kAbsorbSteps) {
-            const float4 v = numbers(raw[i]);
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-          }
+          if (joiner + i * kJoiners < (int)kAbsorbSteps) sum = sum_of(sum, numbers(raw[i]));
         *reinterpret_cast<float4*>(joined + 4 * tid) = sum;
       }
       if (warp == WARPS - 1) {  // the rotated part
@@ -1185,10 +1183,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       for (int c = 0; c < 4; ++c) {
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-        for (int j = 0; j < kJoiners; ++j) {
-          const float4 one = *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane);
-          v = make_float4(v.x + one.x, v.y + one.y, v.z + one.z, v.w + one.w);
-        }
+        for (int j = 0; j < kJoiners; ++j) v = sum_of(v, *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane));
         q[4 * c] = v.x * to_log2, q[4 * c + 1] = v.y * to_log2, q[4 * c + 2] = v.z * to_log2, q[4 * c + 3] = v.w * to_log2;
       }
       const float q_first = sh.query[lane], q_second = sh.query[ROPE / 2 + lane];
@@ -1272,21 +1267,21 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       constexpr int kEach = (kGroup + kJoiners - 1) / kJoiners;
       const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
       const u32* parts = partials + (u64)served * kGroup * kPartial;
-      uint4 value[kEach], stat[kEach];
+      uint4 raw[2 * kEach];  // a part's sums and its statistics, one part after the other
       auto which = [&](int i) { return min(joiner + i * kJoiners, kGroup - 1); };
-      await_words(sh, value, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + 4 * vector); });
-      await_words(sh, stat, tag, [&](int i) { return ptx::ldg128_relaxed(parts + which(i) * kPartial + KV_LORA); });
+      await_words(sh, raw, tag,
+                  [&](int i) { return ptx::ldg128_relaxed(parts + which(i / 2) * kPartial + (i % 2 == 0 ? 4 * vector : KV_LORA)); });
       float top = kNone, total = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
-        if (joiner + i * kJoiners < kGroup) top = fmaxf(top, number(stat[i].x));
+        if (joiner + i * kJoiners < kGroup) top = fmaxf(top, number(raw[2 * i + 1].x));
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
         if (joiner + i * kJoiners < kGroup) {
-          const float factor = exp2f(number(stat[i].x) - top);
-          const float4 v = numbers(value[i]);
-          total = fmaf(number(stat[i].y), factor, total);
+          const float factor = exp2f(number(raw[2 * i + 1].x) - top);
+          const float4 v = numbers(raw[2 * i]);
+          total = fmaf(number(raw[2 * i + 1].y), factor, total);
           sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
         }
       float* joined = sh.part + joiner * (KV_LORA + 4);
@@ -1405,6 +1400,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int w = 0; w < WARPS; ++w) sum += combine[w * EXPERTS + e];
         publish(router_parts + (u64)e * kRouterPad + cta, sum, kind_tag);
       }
+      if (tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
     }
     stamp(lanes, record + kOut, 2);
 

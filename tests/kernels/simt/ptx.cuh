@@ -47,6 +47,7 @@ inline float __int_as_float(int v) { return bits_as<float>(v); }
 inline int __float_as_int(float v) { return bits_as<int>(v); }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
 inline float __expf(float v) { return std::exp(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline int __ffs(u32 v) { return __builtin_ffs((int)v); }
 inline int __popc(u32 v) { return __builtin_popcount(v); }
 inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
