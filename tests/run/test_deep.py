@@ -24,6 +24,7 @@ from workbench.trace.validity import verdict
 
 MakeScenario = Callable[..., Scenario]
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int, float*)"
+GPU = "NVIDIA Abacus"
 LONGEST = ("expert_pass", ELEMENTWISE, "rms_norm")
 
 
@@ -35,11 +36,11 @@ def variant(scenario: MakeScenario, monkeypatch: pytest.MonkeyPatch) -> Variant:
     return scenario().variants()[0]
 
 
-def recorded(folder: Path, variant: Variant, names: tuple[str, ...] = LONGEST, **more: Any) -> Path:
+def recorded(folder: Path, variant: Variant, names: tuple[str, ...] = LONGEST, gpu: str = GPU, **more: Any) -> Path:
     """Write a run's bundle: two traced steps in which ``names`` run, each half as long as the one before it."""
     settings = variant.settings()
     manifest = Manifest(
-        variants=[VariantRecord(name=variant.name, settings=settings)], device={"name": "NVIDIA Abacus"}, **more
+        variants=[VariantRecord(name=variant.name, settings=settings)], device={"name": "cuda", "gpu": gpu}, **more
     )
     own = {"variant": variant.name}
     with BundleWriter.create(folder, manifest) as writer:
@@ -129,6 +130,9 @@ def test_the_bundle_must_be_of_such_a_run(
     foreign = recorded(tmp_path / "foreign", variant, source="kineto")
     with pytest.raises(InputError, match="made from kineto"):
         profile_kernels(variant, tmp_path / "b", into=foreign)
+    elsewhere = recorded(tmp_path / "elsewhere", variant, gpu="NVIDIA Quipu")
+    with pytest.raises(InputError, match="recorded on NVIDIA Quipu, profiled on NVIDIA Abacus"):
+        profile_kernels(variant, tmp_path / "b", into=elsewhere)
     empty = recorded(tmp_path / "empty", variant, ())
     with pytest.raises(InputError, match="no kernel in a traced step"):
         profile_kernels(variant, tmp_path / "b", into=empty)

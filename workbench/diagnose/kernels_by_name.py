@@ -12,8 +12,8 @@ import numpy as np
 from workbench.diagnose.busy import Busy
 from workbench.diagnose.intervals import merge
 from workbench.diagnose.kernel_classes import short_name
+from workbench.diagnose.load_split import find_hardware
 from workbench.diagnose.steps import Ints
-from workbench.hardware import match_hardware
 from workbench.lint.occupancy import LIMITS, occupancy
 from workbench.quantity import Quantity
 from workbench.trace.bundle import Bundle
@@ -157,6 +157,6 @@ def _extent(row: dict[str, Any], name: str) -> tuple[int, int, int] | None:
 
 def _target(bundle: Bundle) -> int | None:
     """Return the compute capability of the trace's device, times ten; None where it is not known."""
-    hardware = match_hardware(str(bundle.manifest.device.get("name", "")))
+    hardware = find_hardware(bundle)
     architecture = hardware.architecture.removeprefix("sm_") if hardware else ""
     return int(architecture) if architecture.isdecimal() and int(architecture) in LIMITS else None

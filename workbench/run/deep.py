@@ -105,7 +105,7 @@ def _notes(replayed: Replayed, answer: Mapping[str, Any], launches: int) -> list
 
 
 def _require_device(bundle: Bundle, answer: Mapping[str, Any]) -> None:
-    here, there = str(answer.get("device", "")), str(bundle.manifest.device.get("name", ""))
+    here, there = str(answer.get("device", "")), str(bundle.manifest.device.get("gpu", ""))  # "name" is cuda
     if here and there and here != there:
         raise InputError(f"{bundle.path}: recorded on {there}, profiled on {here}", hint="profile where the run was")
 
