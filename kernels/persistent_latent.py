@@ -69,7 +69,7 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
-    gate: bool = False
+    gate: bool = True
     decode: int = 0
     leave_out: int = 0
     watchdog_ns: int = 200_000_000
@@ -119,7 +119,7 @@ def make_plan(
     shape: LatentShape,
     grid: int,
     *,
-    warps: int = 16,
+    warps: int = 8,
     stages: int | None = None,
     pieces: int | None = None,
     in_flight: int = 3,

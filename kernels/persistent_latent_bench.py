@@ -105,7 +105,7 @@ class Case:
     @property
     def plan(self) -> LatentPlan:
         """The default plan for the case's grid, and what the case changes in it."""
-        warps = self.changes.get("warps", 16)
+        warps = self.changes.get("warps", 8)
         return replace(persistent_latent.make_plan(self.shape, self.grid, warps=warps), **self.changes)
 
 
