@@ -45,6 +45,8 @@ class Entry:
     #: Why this kernel may spill registers; empty: it must not.
     spills: str = ""
     shape: str = field(default="", compare=False)
+    #: What the launch caps a thread's registers to; 0: nothing.
+    registers: int = 0
 
 
 _EXPERT_TYPES = {
@@ -72,11 +74,12 @@ def _expert(
     half: mxfp4_experts.Half = "down" if kernel is mxfp4_experts.down_kernel else "gate_up"
     config = mxfp4_experts.default_config(tiles, chunks, tokens * top_k, half=half)
     cut = mxfp4_experts.cut(config, tokens, top_k, experts, chunks, True)
-    warps, stages = cut.pop("num_warps"), cut.pop("num_stages")
+    warps, stages, cap = cut.pop("num_warps"), cut.pop("num_stages"), cut.pop("maxnreg", 0)
     del cut["launch_pdl"]
     constants = {**flags, **cut}
     types = {arg: _EXPERT_TYPES[arg] for arg in kernel.arg_names if arg not in constants}
-    return Entry(name, kernel, types, constants, (), warps, stages, getattr(mxfp4_experts, "SPILLS", ""), shape)
+    spills = getattr(mxfp4_experts, "SPILLS", "")
+    return Entry(name, kernel, types, constants, (), warps, stages, spills, shape, cap)
 
 
 def _gqa(name: str, shape: str, tokens: int, kv_heads: int, group: int, dk: int, dv: int, windowed: bool) -> Entry:

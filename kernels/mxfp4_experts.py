@@ -96,25 +96,32 @@ SPACE = (
 )
 
 
+MANY_PAIRS = 32
+"""Chosen (token, expert) pairs from which two row tiles a program were measured to pay in gate-up as well."""
+
+
 def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132, half: Half = "gate_up") -> ExpertConfig:
     """Choose by rule, from what docs/kernels.md measured.
 
     ``tiles`` row tiles of 16, ``chunks`` of 64 columns, ``pairs`` chosen (token, expert) pairs. Gate-up: about twelve
     chunks a warp, because few warps along K keep the sum over warps small; four of them a turn where all warps fit
     the card at once, so that little else is in flight, else two. Down: about six chunks a warp, and where eight warps
-    share K two row tiles each, which halves its arrivals. At least four warps a program; K is split over programs only
-    where less than one an SM remains, since a split costs a round trip through L2.
+    share K two row tiles each, which halves its arrivals. From 32 pairs on gate-up has two row tiles as well (the vector
+    is loaded once for both), and down is held to 64 registers, four programs an SM. At least four warps a program; K is
+    split over programs only where less than one an SM remains, since a split costs a round trip through L2.
     """
     kw = min(8, power_of_2(-(-chunks // (6 if half == "down" else 12))))
     rw = max(1, 4 // kw)
-    r = 2 if half == "down" and kw == 8 and tiles // 2 * pairs >= 2 * sms else 1
+    many = pairs >= MANY_PAIRS and tiles // 2 * pairs >= 16 * sms
+    twice = many and kw == 4 if half == "gate_up" else kw == 8 and tiles // 2 * pairs >= 2 * sms
+    r = 2 if twice else 1
     split = 1
     while tiles // (rw * r) * pairs * split < sms and chunks // (kw * split) >= 8:
         split *= 2
     a_warp = -(-chunks // (kw * split))
     at_once = -(-tiles // rw) * pairs * split * kw * rw <= 64 * sms
     unroll = 4 if half == "gate_up" and at_once and a_warp >= 8 else 2 if r == 1 and a_warp > 1 else 1
-    return ExpertConfig(kw, rw, r, split, unroll)
+    return ExpertConfig(kw, rw, r, split, unroll, registers=64 if half == "down" and many and r == 2 else 0)
 
 
 @triton.jit

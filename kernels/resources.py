@@ -61,11 +61,12 @@ class Resources:
 def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Resources:
     """Compile ``entry`` for compute capability ``target`` (90, 100, 103) and read the cubin back.
 
-    ``registers`` caps a thread's registers, 0 for no cap: what a planted spill costs.
+    ``registers`` caps a thread's registers, 0 for the launch's own cap or none: what a planted spill costs.
     Triton's on-disk cache makes a second call cheap. Raises InputError for an unknown target or under
     ``TRITON_INTERPRET``, UnfitError when the tool chain is missing or fails.
     """
-    cap = {"maxnreg": registers} if registers else {}
+    limit = registers or entry.registers
+    cap = {"maxnreg": limit} if limit else {}
     options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, **cap}
     compiled = compile_kernel(entry.kernel, entry.types, entry.constants, entry.divisible, target, options)
     return read_resources(compiled, entry.name)
