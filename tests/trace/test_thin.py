@@ -81,10 +81,10 @@ def test_the_diagnosis_is_that_of_the_source(thinned: Path) -> None:
 
 def test_the_last_gap_of_a_kept_step_keeps_its_cause(tmp_path: Path) -> None:
     """The kernel that ends it may begin long after: here a traced step is followed by a pause of 3 ms."""
-    with Bundle.open(recorded_folder() / "slope-gpt-oss-20b-h200") as source:
+    with Bundle.open(recorded_folder() / "ladder-gpt-oss-120b-h200") as source:
         path = thin(source, tmp_path / "out", Choice(traced=1))
         with Bundle.open(path) as out:
-            for name in ("width-4", "width-8", "width-16"):
+            for name in ("splitk-overlap", "splitk-4", "splitk-8"):
                 before, after = ({c.name: c.total_ns for c in Facts(b, name).accounting.causes} for b in (source, out))
                 assert after["verify-and-sampling"] >= 0.8 * before["verify-and-sampling"], name
                 assert after.get("unexplained", 0) <= 0.0005 * sum(before.values()), name
