@@ -213,7 +213,9 @@ def _product(one: KernelClass, rest: int, evidence: Evidence, written: float) ->
     # Counters that see next to no local memory clear a kernel whose binary merely reserves some.
     if one.spill_bytes >= SPILL_BYTES and (local is None or local > LOCAL_SHARE * evidence.floor_bytes):
         note = f"{one.spill_bytes} B of local memory a thread, {one.registers} registers; spilled, or an array"
-        take("spill", rest if evidence.floor_bytes else rest / 2, note, rest)
+        # No counter says how often it is touched: a build that spills a tenth of its registers is not slow by spills.
+        spilled = min(1.0, one.spill_bytes / 4 / max(1, one.registers)) if local is None else 1.0
+        take("spill", spilled * (rest if evidence.floor_bytes else rest / 2), note, rest)
     elif written:
         note = f"products write {written / 1e9:.3f} GB to DRAM a step, not results; {one.registers} registers a thread"
         take("spill", rest, note, rest)

@@ -82,6 +82,18 @@ def test_spill(device_run: Make) -> None:
     assert "spill" not in found(device_run(good(8), read_bytes=BYTES, tables={"static": clean}))
 
 
+def test_a_build_that_spills_a_tenth_of_its_registers_loses_a_tenth_of_its_time_by_it(device_run: Make) -> None:
+    """Unless a counter saw the traffic: local memory a thread says neither how often it is touched nor where."""
+
+    def spill_ns(local_bytes: int) -> int:
+        kernel = GEMM | {"name": "gemm_wide", "local_bytes_per_thread": local_bytes, "registers": 120}
+        causes = Facts(device_run([kernel] * 8, read_bytes=BYTES), "v").accounting.causes
+        return sum(one.total_ns for one in causes if one.name == "spill")
+
+    assert spill_ns(48) == pytest.approx(spill_ns(480) / 10, rel=0.01)
+    assert spill_ns(480) == spill_ns(960) > 0
+
+
 def samples(bundle_of: Make, per_step: float, *, name: str = "dram_read_bytes", unit: str = "B") -> list[Row]:
     """Samples every 10 us over the steps of a run without counters, which add up to ``per_step`` a step."""
     steps = Facts(bundle_of(good(8), read_bytes=BYTES), "v").steps_of("clean")
