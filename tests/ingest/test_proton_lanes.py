@@ -16,6 +16,7 @@ from workbench.trace.validity import verdict
 
 FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 LANES = FOREIGN / "lanes.chrome_trace"
+RECORDED = FOREIGN.parent / "proton36_add_h200.chrome_trace"
 
 
 def span(kernel: str = "k", cta: int = 0, warp: str = "warp 0 (line 0)", **more: Any) -> dict[str, Any]:
@@ -49,6 +50,23 @@ def test_spans_of_two_launches(tmp_path: Path) -> None:
         assert [check.id for check in judged.checks] == ["cycles-as-time"]
         said = {row["what"]: row["why"] for row in bundle.table("limits").to_pylist()}
         assert "at least 1.76 GHz" in said["lengths of spans in time"]  # 3,521 cycles in 2,000 ns
+    assert check_bundle(tmp_path / "b").ok
+
+
+def test_a_trace_of_a_real_device(tmp_path: Path) -> None:
+    """Triton 3.6 on one H200: an addition with two scopes, launched twice over 1024 CTAs; those of two SMs."""
+    ingest_files([RECORDED], tmp_path / "b")
+    with Bundle.open(tmp_path / "b") as bundle:
+        assert [row["name"] for row in bundle.table("kernels").to_pylist()] == ["scoped_add", "scoped_add"]
+        lanes = bundle.table("lanes").to_pylist()
+        assert len(lanes) == 2 * 16 * 4 * 2  # launches, CTAs, warps, scopes
+        assert {row["sm"] for row in lanes} == {0, 131}
+        assert {row["warp"] for row in lanes} == {0, 1, 2, 3}
+        counters = {row["name"]: row["value"] for row in bundle.table("counters").to_pylist()}
+        assert counters == {
+            "cycles of a warp in load: scoped_add": 243.0,
+            "cycles of a warp in store: scoped_add": 1_355.0,
+        }
     assert check_bundle(tmp_path / "b").ok
 
 
