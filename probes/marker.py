@@ -47,7 +47,7 @@ PAUSES_NS = ((60_000, 120_000, 240_000, 480_000, 0), (105_000, 155_000, 290_000,
 
 PULSE_NS = 200_000
 IDLE_NS = 300_000
-"""Idle time around a pulse: longer than any sample of a counter."""
+"""Idle time around a pulse, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +173,15 @@ class Marker:
         self._taken = before
         return sum(row[0] for row in rows) // len(rows), sum(row[1] for row in rows) // len(rows)
 
-    def pulses(self, count: int = 3) -> list[tuple[int, int]]:
-        """Return the times of ``count`` pulses of different lengths with idle time around each."""
+    def pulses(self, count: int = 3, *, sample_ns: int = 0) -> list[tuple[int, int]]:
+        """Return the times of ``count`` pulses of different lengths with idle time around each: all of them far longer
+        than a sample of ``sample_ns``, so that each has whole samples."""
+        length, idle = max(PULSE_NS, 10 * sample_ns), max(IDLE_NS, 4 * sample_ns)
         found = []
         for number in range(count):
-            _idle(IDLE_NS)
-            found.append(self.pulse(PULSE_NS * (number + 2) // 2))
-        _idle(IDLE_NS)
+            _idle(idle)
+            found.append(self.pulse(length * (number + 2) // 2))
+        _idle(idle)
         return found
 
     def anchor(self) -> EventAnchor:

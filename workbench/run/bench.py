@@ -109,7 +109,7 @@ class CudaBench:
         if self.marker is None:
             return None
         clock = self.marker.clock()
-        return Pulsed(self.marker.pulses(), clock)
+        return Pulsed(self.marker.pulses(sample_ns=self._interval_ns), clock)
 
     def host_clock(self) -> ClockSource | None:
         """Return how the host's clock stands to the bundle's, which is the device's; None without a marker."""

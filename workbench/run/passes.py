@@ -29,6 +29,7 @@ from workbench.probes.static import StaticProbe
 from workbench.run.bench import CudaBench, Pulsed, aligned
 from workbench.run.guard import START_SECONDS, ProbeError, guarded
 from workbench.run.recording import Recording, failure
+from workbench.run.sampling_window import interval_us
 from workbench.run.sequence import NumberedStep, decode_sequence
 from workbench.run.state import Run
 from workbench.trace.manifest import ClockSource
@@ -63,7 +64,13 @@ def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
     if limit == 0:
         run.miss(variant.name, Missing("pm_sampler", "HBM throughput, CTA occupancy", "instruments.sampled_steps is 0"))
         return
-    probes = bench.sampling_probes(variant.instruments)
+    wanted = variant.instruments.pm_interval_us
+    rate = interval_us(wanted, run.walls.get((variant.name, "clean"), {}), limit)
+    if rate != wanted and variant.instruments.pm:
+        why = f"{limit} steps this long would fill the hardware buffer"
+        what = f"counter samples every {wanted} us"
+        run.miss(variant.name, Missing("pm_sampler", what, why, f"samples every {rate} us", "fewer sampled_steps"))
+    probes = bench.sampling_probes(variant.instruments.model_copy(update={"pm_interval_us": rate}))
     recording = Recording(run, variant.name, probes)
     done: list[NumberedStep] = []
     try:

@@ -1,0 +1,27 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.run.sampling_window import BESIDE_NS, BETWEEN, INTERVALS_US, MOST_SAMPLES, interval_us
+
+MS = 1_000_000
+
+
+def test_short_steps_are_sampled_as_often_as_was_asked_for() -> None:
+    assert interval_us(10, {("p", at): [1_300_000] for at in range(40)}, 32) == 10
+    assert interval_us(10, {}, 32) == 10
+
+
+def test_long_steps_are_sampled_less_often() -> None:
+    """16 steps of 0.17 s filled the buffer at 10 us, and lost the next capture as well."""
+    assert interval_us(10, {("p", at): [174 * MS] for at in range(9)}, 16) == 100
+    assert interval_us(10, {("p", 0): [74 * MS]}, 16) == 50
+    assert interval_us(500, {("p", 0): [74 * MS]}, 16) == 500
+    assert interval_us(10, {("p", 0): [60_000 * MS]}, 16) == 1000
+
+
+@given(st.integers(1, 200), st.integers(1, 400 * MS), st.integers(1, 64))
+def test_the_samples_fit_the_buffer_wherever_the_longest_interval_allows(wanted: int, wall: int, limit: int) -> None:
+    found = interval_us(wanted, {("p", 0): [wall]}, limit)
+    samples = (limit * wall * BETWEEN + BESIDE_NS) / (found * 1000)
+    assert found >= wanted
+    assert samples <= MOST_SAMPLES or found == INTERVALS_US[-1]
