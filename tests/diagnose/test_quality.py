@@ -96,6 +96,18 @@ def test_what_the_run_stated_comes_first(tmp_path: Path) -> None:
     assert [cost.instruments for cost in costs] == ["host", "kernels; processes of their own"]
 
 
+def test_costs_stand_variant_by_variant(tmp_path: Path) -> None:
+    times = {"clean_step_ns": 4_000_000, "traced_step_ns": 5_000_000}
+    stated = [Perturbation(variant=name, instrument=what, **times) for what in ("host", "kernels") for name in "ba"]
+    costs = instrument_costs(bundle(tmp_path, {}, perturbation=stated))
+    assert [(cost.variant, cost.instruments) for cost in costs] == [
+        ("a", "host"),
+        ("a", "kernels"),
+        ("b", "host"),
+        ("b", "kernels"),
+    ]
+
+
 def test_the_interval_of_a_median_is_of_order_statistics() -> None:
     assert median_interval([3.0, 1.0, 2.0, 4.0, 5.0]) == (None, None)
     assert median_interval([6.0, 1.0, 2.0, 4.0, 5.0, 3.0]) == (1.0, 6.0)  # 31/32

@@ -64,7 +64,7 @@ FROM all_steps traced JOIN clean USING (prompt_id, place) WHERE traced.run_pass 
 
 
 def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
-    """Return what the instruments cost each variant: as the run stated it, else from its traced and clean steps.
+    """Return what the instruments cost, variant by variant: as the run stated it, else from traced and clean steps.
 
     Variants that were not traced are left out.
     """
@@ -80,7 +80,8 @@ def instrument_costs(bundle: Bundle) -> tuple[InstrumentCost, ...]:
             if row["steps"] and row["clean"]:
                 on = [key for key, value in sorted(record.settings.get("instruments", {}).items()) if value is True]
                 costs.append(_cost(record.name, ", ".join(on), row["clean"], row["traced"], row["steps"]))
-    return tuple(costs)
+    order = {record.name: place for place, record in enumerate(bundle.manifest.variants)}
+    return tuple(sorted(costs, key=lambda cost: order.get(cost.variant, len(order))))
 
 
 def median_interval(values: Sequence[float], coverage: float = 0.95) -> tuple[float, float] | tuple[None, None]:
