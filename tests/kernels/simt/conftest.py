@@ -30,7 +30,8 @@ def build_kernel(
 
     def compiled(source: str, driver: str, macros: Mapping[str, nvrtc.Macro]) -> ctypes.CDLL:
         folder = tmp_path_factory.mktemp("simt")
-        for path in (nvrtc.SOURCES / source, nvrtc.SOURCES / "mxfp4.cuh", HERE / "ptx.cuh", HERE / driver):
+        headers = (path for path in nvrtc.SOURCES.glob("*.cuh") if path.name != "ptx.cuh")
+        for path in (nvrtc.SOURCES / source, *headers, HERE / "ptx.cuh", HERE / driver):
             shutil.copy(path, folder)
         flags = [f"-D{name}={f'{v!r}f' if isinstance(v, float) else v}" for name, v in macros.items()]
         command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", *flags, driver, "-o", "kernel.so"]
