@@ -24,7 +24,9 @@
 // columns = 56 of them, beside 16 of weights and two accumulators, and 16 warps leave a thread 128. A longer split along K would
 // need more warps, so fewer registers each. By the disassembly, what goes to local memory are temporaries of the activation load
 // (once a phase) and loop counters (a few accesses a row tile), nothing between the MMAs.
+#include "grid_barrier.cuh"
 #include "mxfp4.cuh"
+#include "ring.cuh"
 
 #ifndef PROBE
 #define PROBE 0
@@ -85,33 +87,7 @@ __device__ __forceinline__ u32 parts_of(const Share& s, u32 tile, int wk, u32 gr
   // 32 bits hold it: slices * CTAs is below 2^26 for 32 slots of 400 row tiles of 15 slices over 132.
   return ((tile * wk + wk) * grid - 1) / s.total - ((tile * wk + 1) * grid - 1) / s.total + 1;
 }
-struct Ring {
-  u32 base, full, empty;
-  u32 stage, parity;
-  u32 issued, late_stage, late_parity;  // producer: stages asked for (up to IN_FLIGHT), the oldest that may not be there
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// The producer's next stage, free and within IN_FLIGHT.
-__device__ __forceinline__ void await_stage(Ring& ring) {
-  ptx::mbar_wait(ring.empty + ring.stage * 8, ring.parity ^ 1);
-#if IN_FLIGHT > 0
-  if (ring.issued < IN_FLIGHT) {
-    ++ring.issued;
-  } else {
-    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
-    if (++ring.late_stage == STAGES) {
-      ring.late_stage = 0;
-      ring.late_parity ^= 1;
-    }
-  }
-#endif
-}
+using Ring = StageRing<STAGES, STAGE_BYTES, IN_FLIGHT>;
 
 // Slices s0 to s1 of a row tile into the current stage, target bytes in; returns their bytes without copying if `only_count`.
 template <int UNITS, int WK>
@@ -120,8 +96,8 @@ __device__ __forceinline__ u32 load_slices(const Ring& ring, u32 target, const u
   constexpr u32 kTile = UNITS * mxfp4::kUnitBytes;
   const int u0 = s0 * kSlice, u1 = min(s1 * kSlice, UNITS);
   if (only_count || u1 <= u0) return u1 > u0 ? (u32)(u1 - u0) * mxfp4::kUnitBytes : 0u;
-  const u32 bar = ring.full + ring.stage * 8;
-  target += ring.base + ring.stage * STAGE_BYTES;
+  const u32 bar = ring.full_bar();
+  target += ring.address();
   if (u0 == 0 && u1 == UNITS) {
     mxfp4::load_run(target, tile, kTile, bar, policy);
   } else {
@@ -140,8 +116,8 @@ __device__ __forceinline__ void produce_gate_up(Ring& ring, const Shared& sh, in
   constexpr u32 kTile = GU_UNITS * mxfp4::kUnitBytes;
   for (u32 task = blockIdx.x; task < gate_up_tasks(slots); task += gridDim.x) {
     const u32 first = task * GU_TPS, count = gate_up_tiles(task, slots);
-    await_stage(ring);
-    ptx::mbar_expect(ring.full + ring.stage * 8, count * kTile);
+    ring.await_empty();
+    ptx::mbar_expect(ring.full_bar(), count * kTile);
     for (u32 k = 0; k < count; ++k) {
       const u32 slot = (first + k) / GU_TILES, row = (first + k) % GU_TILES;
       load_slices<GU_UNITS, GU_WK>(ring, k * kTile, weights + ((u64)sh.slot_expert[slot] * GU_TILES + row) * kTile, 0, GU_WK, policy, false);
@@ -156,7 +132,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8
   const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
   for (u32 tile = first; tile < end; tile += TPS) {
     const u32 count = min((u32)TPS, end - tile);
-    await_stage(ring);
+    ring.await_empty();
     u32 bytes = 0;
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
@@ -166,7 +142,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8
         const int s1 = share.high < at + WK ? (int)(share.high - at) : WK;
         bytes += load_slices<UNITS, WK>(ring, k * kTile, weights + ((u64)slot_expert[slot] * tiles + row) * kTile, s0, s1, policy, pass == 0);
       }
-      if (pass == 0) ptx::mbar_expect(ring.full + ring.stage * 8, bytes);
+      if (pass == 0) ptx::mbar_expect(ring.full_bar(), bytes);
     }
     ring.next();
   }
@@ -198,7 +174,7 @@ struct Slicer {
       const u32 offset = ring.stage * STAGE_BYTES;
       const float sum = mxfp4::lean_dot<kSlice>(x, lean_weights + offset, lean_scales + offset, (lean_lane & 2) != 0, [&] {
         __syncwarp();
-        if (lean_lane == 0) ptx::mbar_arrive(ring.empty + ring.stage * 8);
+        if (lean_lane == 0) ptx::mbar_arrive(ring.empty_bar());
       });
       if ((lean_lane & 1) == 0) part[lean_part] = sum;
       ring.next();
@@ -245,10 +221,10 @@ struct Slicer {
   __device__ __forceinline__ void stage(Ring& ring, u32 count, float* part, Wanted wanted) {
     const int lane = threadIdx.x & 31;
     bool arrived = false;
-    const u32 empty = ring.empty + ring.stage * 8;
+    const u32 empty = ring.empty_bar();
     for (u32 k = row; k < count && active; k += kRows) {
       if (PROBE == 1 || !wanted(k)) continue;
-      const u32 at = ring.base + ring.stage * STAGE_BYTES + k * kTile;
+      const u32 at = ring.address() + k * kTile;
       float out[4];
       const bool last = k + kRows >= count;
       mxfp4::slice_dot<kT, kSlice>(x, at + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
@@ -284,7 +260,7 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slot
     prepare(first);
     float* part = sh.part + buffer * kPartFloats;
     for (; stages < GU_PT / GU_TPS && task < gate_up_tasks(slots); ++stages, task += gridDim.x) {
-      ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
+      ring.await_full();
       if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE == 0)
         slicer.lean_stage(ring, part);
       else
@@ -310,7 +286,7 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
     const u32 batch_end = min(batch + BATCH, end);
     prepare(batch, (int)(batch_end - batch));
     for (u32 tile = batch; tile < batch_end; tile += TPS) {
-      ptx::mbar_wait(ring.full + ring.stage * 8, ring.parity);
+      ring.await_full();
       // All of the tile's slices, of the slot whose activation is there: the branch that the others share is not taken.
       if (Slicer<UNITS, WK>::kLean && TPS == 1 && PROBE == 0 && tile * WK >= share.low && (tile + 1) * WK <= share.high &&
           (int)(tile / tiles) == slot) {
@@ -408,10 +384,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   ptx::dependents_may_launch();
   if (warp == WARPS) {  // the producer lists the experts itself, then one lane of it copies; nothing but the ids stands before the first copy
     if (lane == 0) {
-      for (int i = 0; i < STAGES; ++i) {
-        ptx::mbar_init(ring.full + i * 8, 1);
-        ptx::mbar_init(ring.empty + i * 8, WARPS);
-      }
+      ring.init(WARPS);
       ptx::mbar_init_fence();
     }
     ptx::wait_for_predecessor();
@@ -492,12 +465,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       ptx::red_inc_relaxed(counters + DN_TILES, 2 * grid - 1);
     } else {
       const u32 before = ptx::inc_release(counters + DN_TILES, 2 * grid - 1) / grid;
-      const u64 start = ptx::globaltimer();
-      for (u32 polls = 0; ptx::load_acquire(counters + DN_TILES) / grid == before; ++polls)
-        if (polls % 64 == 63 && ptx::globaltimer() - start > kWatchdogNs) {
-          atomicOr(error, 1u);
-          break;
-        }
+      if (!await_within(kWatchdogNs, [&] { return ptx::load_acquire(counters + DN_TILES) / grid != before; })) atomicOr(error, 1u);
     }
   }
   if (!kMarks) ptx::named_sync(kConsumerBarrier, kConsumers);

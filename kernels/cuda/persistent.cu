@@ -44,7 +44,12 @@
 //   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "grid_barrier.cuh"
+#include "lanes.cuh"
 #include "mxfp4.cuh"
+#include "prefetch.cuh"
+#include "ring.cuh"
+#include "warp.cuh"
 
 #ifndef JOIN
 #define JOIN 0
@@ -136,20 +141,7 @@ struct Shared {
 enum Phase { kQkv, kAttention, kOut, kGateUp, kDown, kPhases };
 enum Matrix { kQkvShare, kOutShare };
 
-struct Ring {
-  u32 base, full, empty;
-  u32 stage, parity;
-  u32 issued, late_stage, late_parity;  // producer: stages asked for (up to IN_FLIGHT), the oldest that may not be there
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
-  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
-  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
-};
+using Ring = StageRing<STAGES, kStageBytes, IN_FLIGHT>;
 
 // Contiguous shares, counted in units; within a tile only where there is a tile or more for each CTA, so that a tile never has
 // more than two owners.
@@ -165,17 +157,6 @@ __device__ __forceinline__ void share(Shared& sh, int which, u32 tiles, u32 per_
 }
 
 __device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
-
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-  return value;
-}
 
 // --- the attention tasks of a layer ---------------------------------------------------------------------------
 
@@ -194,27 +175,6 @@ struct Attention {
 };
 
 // --- the producer ---------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void await_stage(Ring& ring) {
-  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
-#if IN_FLIGHT > 0
-  if (ring.issued < IN_FLIGHT) {
-    ++ring.issued;
-  } else {
-    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
-    if (++ring.late_stage == STAGES) {
-      ring.late_stage = 0;
-      ring.late_parity ^= 1;
-    }
-  }
-#endif
-}
-
-__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
-  await_stage(ring);
-  ptx::mbar_expect(ring.full_bar(), bytes);
-  return ring.address();
-}
 
 // issue(task) for this CTA's tasks of a phase, dealt in turn.
 template <u32 TASKS, typename Issue>
@@ -235,7 +195,7 @@ __device__ __forceinline__ void deal_head(Ring& ring, Shared& sh, u32* counter, 
       issue(task);
       task = following;
     }
-  await_stage(ring);
+  ring.await_empty();
   sh.tag[ring.stage] = -1;
   ptx::mbar_arrive(ring.full_bar());
   ring.next();
@@ -246,7 +206,7 @@ template <int STEPS, typename After>
 __device__ __forceinline__ void stream_bf16(Ring& ring, u32 low, u32 high, const u8* matrix, u64 policy, After after) {
   for (u32 at = low; at < high;) {
     const u32 count = min(min((u32)STAGE_UNITS, STEPS - at % STEPS), high - at);
-    const u32 target = acquire_stage(ring, count * kStepBytes);
+    const u32 target = ring.acquire(count * kStepBytes);
     mxfp4::load_run(target, matrix + (u64)at * kStepBytes, count * kStepBytes, ring.full_bar(), policy);
     ring.next();
     at += count;
@@ -261,7 +221,7 @@ __device__ __forceinline__ void stream_tile(Ring& ring, const Shared& sh, u32 ta
 #pragma unroll
   for (int at = 0; at < UNITS; at += STAGE_UNITS) {
     const u32 count = at + STAGE_UNITS < UNITS ? STAGE_UNITS : UNITS - at;
-    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
+    const u32 target = ring.acquire(count * mxfp4::kUnitBytes);
     if (count == UNITS) {
       mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
     } else {
@@ -281,7 +241,7 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
       const int count = min(kStagePositions, plan.end(split) - at);
       const u32 bytes = count * HEAD_DIM * 2;
       const u64 offset = ((u64)head * capacity + plan.first + at) * HEAD_DIM;
-      const u32 target = acquire_stage(ring, 2 * bytes);
+      const u32 target = ring.acquire(2 * bytes);
       ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
       ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
       ring.next();
@@ -294,19 +254,7 @@ __device__ __forceinline__ void prefetch(const u8* source, u32 bytes) {
   for (u32 at = 0; at < bytes; at += kChunk) ptx::bulk_prefetch_l2(source + at, min(kChunk, bytes - at));
 }
 
-// This CTA's 128-byte lines of an array that starts and ends on 16 bytes.
-__device__ __forceinline__ void prefetch_share(const void* source, u32 bytes) {
-  const u32 lines = (bytes + 127) / 128;
-  const u32 low = (u32)((u64)blockIdx.x * lines / GRID) * 128, high = min((u32)((u64)(blockIdx.x + 1) * lines / GRID) * 128, bytes);
-  if (high > low) ptx::bulk_prefetch_l2(static_cast<const u8*>(source) + low, high - low);
-}
-
 // --- the consumers --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void release_stage(const Ring& ring) {
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
-}
 
 __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) {
   float sum = 0.0f;
@@ -339,11 +287,11 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u3
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
         if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
         if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-      release_stage(ring);
+      ring.release();
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
         if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
@@ -374,11 +322,11 @@ __device__ __forceinline__ void consume_head(Ring& ring, Shared& sh, Finish fini
   for (bool over = false; !over;) {
     int pieces = 0;
     for (; pieces < PIECES; ++pieces) {
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
       const int task = sh.tag[ring.stage];
       over = task < 0;
       if (over) {
-        release_stage(ring);
+        ring.release();
         ring.next();
         break;
       }
@@ -393,11 +341,11 @@ __device__ __forceinline__ void consume_head(Ring& ring, Shared& sh, Finish fini
 #pragma unroll
         for (int i = 0; i < kPerWarp; ++i)
           if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
-        ptx::mbar_wait(ring.full_bar(), ring.parity);
+        ring.await_full();
 #pragma unroll
         for (int i = 0; i < kPerWarp; ++i)
           if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-        release_stage(ring);
+        ring.release();
 #pragma unroll
         for (int i = 0; i < kPerWarp; ++i)
           if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
@@ -446,14 +394,14 @@ __device__ __forceinline__ void consume_fp4(Ring& ring, Shared& sh, float undo, 
       const u32 stage = ring.address();
       uint4 w[kPerWarp];
       u32 scales = 0;
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
 #pragma unroll
       for (int i = 0; i < kPerWarp; ++i)
         if (has(i, units)) w[i] = ptx::lds128(stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes + lane * 16);
       // Columns 2t and 2t + 1 of the accumulator are the two blocks of this warp's unit t.
       if (t < kPerWarp && warp + t * WARPS < units)
         scales = ptx::lds32(stage + units * mxfp4::kUnitWeightBytes + (warp + t * WARPS) * mxfp4::kUnitScaleBytes + g * 4);
-      release_stage(ring);
+      ring.release();
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       float odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // a second chain: dependent MMAs cost their latency, and few warps hide it
 #pragma unroll
@@ -754,38 +702,9 @@ __device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32
   }
 }
 
-// ORDERED: the CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
 template <bool ORDERED = true>
-__device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
-  consumer_sync();
-  ++passed;
-  if (threadIdx.x == 0 && !sh.dead) {
-    const u32 target = passed * GRID;
-    if (ORDERED)
-      ptx::red_release(counter, 1);
-    else
-      ptx::red_relaxed(counter, 1);
-    const u64 start = ptx::globaltimer();
-    for (u32 polls = 0; (ORDERED ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) < target; ++polls)
-      if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
-        atomicOr(error, 1u);
-        sh.dead = 1;
-        break;
-      }
-  }
-  consumer_sync();
-}
-
-__device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
-#if LANES
-  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
-#endif
-}
-// Attention has no edge 1; the first layer's holds where the CTA runs.
-__device__ __forceinline__ void stamp_sm(u64* lanes) {
-#if LANES
-  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + kAttention) * 3 + 1] = ptx::smid();
-#endif
+__device__ __forceinline__ void barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
+  grid_barrier<ORDERED, GRID>(counter, error, passed, sh.dead, WATCHDOG_NS, [] { consumer_sync(); });
 }
 
 }  // namespace
@@ -817,14 +736,12 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   u16* inter = reinterpret_cast<u16*>(router_parts + GRID * EXPERTS);                  // fp16 [TOPK][INTER]
   float* best = router_parts + GRID * EXPERTS + TOPK * INTER / 2;                      // [GRID][2]: logit, index bits
   float* partials = best + 2 * GRID;                       // [KV_HEADS][kMaxSplits][kPartialFloats]
+  const Lanes<LANES != 0, LAYERS * kPhases + 1> clock{lanes};
   u32* error = sync + 2;
   u32* head_counters = sync + 3;
 
   if (tid == 0) {
-    for (int i = 0; i < STAGES; ++i) {
-      ptx::mbar_init(ring.full + i * 8, 1);
-      ptx::mbar_init(ring.empty + i * 8, WARPS);
-    }
+    ring.init(WARPS);
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.held), 1);
     ptx::mbar_init_fence();
@@ -852,13 +769,13 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 #if SMALL == 2
         if (layer + 1 < LAYERS) {
           const u64 next = layer + 1;
-          prefetch_share(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
-          prefetch_share(qkv_bias + next * kQkvRows, kQkvRows * 4);
-          prefetch_share(out_bias + next * HIDDEN, HIDDEN * 4);
-          prefetch_share(router_bias + next * EXPERTS, EXPERTS * 4);
+          prefetch_share<GRID>(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
+          prefetch_share<GRID>(qkv_bias + next * kQkvRows, kQkvRows * 4);
+          prefetch_share<GRID>(out_bias + next * HIDDEN, HIDDEN * 4);
+          prefetch_share<GRID>(router_bias + next * EXPERTS, EXPERTS * 4);
           if (blockIdx.x < (HEADS * 4 + 127) / 128) ptx::prefetch_l2(sinks + next * HEADS + blockIdx.x * 32);
         }
-        prefetch_share(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+        prefetch_share<GRID>(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
 #endif
         stream_bf16<kHiddenSteps>(ring, sh.low[kQkvShare], sh.high[kQkvShare], qkv + (u64)layer * kQkvTiles * kHiddenSteps * kStepBytes,
                                   policy, [] {});
@@ -889,7 +806,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
 #pragma unroll 1
         for (u32 at = 0; at < kHiddenSteps; at += STAGE_UNITS) {
           const u32 bytes = min((u32)STAGE_UNITS, kHiddenSteps - at) * kStepBytes;
-          await_stage(ring);
+          ring.await_empty();
           sh.tag[ring.stage] = (int)task;
           ptx::mbar_expect(ring.full_bar(), bytes);
           const u32 target = ring.address();
@@ -908,13 +825,13 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   for (int layer = 0; layer < LAYERS; ++layer) {
     const int record = layer * kPhases;
     // --- QKV ---
-    stamp(lanes, record + kQkv, 0);
+    clock.stamp(record + kQkv, 0);
     float2 scaled[kPairs];
     update_residual<TOPK>(sh, error, gains + (u64)(2 * layer) * HIDDEN, scaled, layer > 0 ? down_parts : nullptr);
     consumer_sync();
     store_normalised(sh, scaled);
     consumer_sync();
-    stamp(lanes, record + kQkv, 1);
+    clock.stamp(record + kQkv, 1);
 #if SMALL == 1
     if (layer + 1 < LAYERS) {  // the next layer's small arrays: a miss would be waited for in every CTA
       const u64 next = layer + 1;
@@ -942,13 +859,13 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         }
       });
     }
-    stamp(lanes, record + kQkv, 2);
-    grid_barrier(sh, sync, error, passed);
+    clock.stamp(record + kQkv, 2);
+    barrier(sh, sync, error, passed);
     if (HOLD && tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
 
     // --- attention ---
-    stamp(lanes, record + kAttention, 0);
-    if (layer == 0) stamp_sm(lanes);
+    clock.stamp(record + kAttention, 0);
+    if (layer == 0) clock.stamp_sm(kAttention);
     if (kMarks)
       for (u32 i = cta * kConsumers + tid; i < kMarked; i += GRID * kConsumers) reinterpret_cast<u32*>(out_parts)[i] = kMark;
     {
@@ -1032,11 +949,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         }
         for (int from = plan.begin(split); from < plan.end(split); from += kStagePositions) {
           const int count = min(kStagePositions, plan.end(split) - from);
-          ptx::mbar_wait(ring.full_bar(), ring.parity);
+          ring.await_full();
           score(ring.address(), count, query, scores);
           consumer_sync();
           if (warp < kGroup) absorb(s, scores + warp * kStagePositions, count, ring.address() + count * HEAD_DIM * 2);
-          release_stage(ring);
+          ring.release();
           ring.next();
           consumer_sync();
         }
@@ -1089,11 +1006,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         consumer_sync();  // before the next task's queries replace these
       }
     }
-    stamp(lanes, record + kAttention, 2);
-    grid_barrier(sh, sync, error, passed);
+    clock.stamp(record + kAttention, 2);
+    barrier(sh, sync, error, passed);
 
     // --- output projection, and the router's share of it ---
-    stamp(lanes, record + kOut, 0);
+    clock.stamp(record + kOut, 0);
     {
       const u32 low = sh.low[kOutShare], high = sh.high[kOutShare];
       const u32 first_row = low / kOutSteps * 16;
@@ -1145,7 +1062,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           if (tid + i * kConsumers < kQueryRows / 2) store_split(sh, tid + i * kConsumers, x[i].x, x[i].y);
       }
       consumer_sync();
-      stamp(lanes, record + kOut, 1);
+      clock.stamp(record + kOut, 1);
       float bias[kItems];
       auto prepare = [&](u32 first, int count) { load_bias(bias, out_bias + (u64)layer * HIDDEN + first * 16, count); };
       consume_bf16<kOutSteps>(ring, sh, low, high, prepare, [&](u32 first, int count) {
@@ -1184,11 +1101,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         publish(router_parts + cta * EXPERTS + e, sum);
       }
     }
-    stamp(lanes, record + kOut, 2);
-    grid_barrier<!kMarks>(sh, sync, error, passed);
+    clock.stamp(record + kOut, 2);
+    barrier<!kMarks>(sh, sync, error, passed);
 
     // --- router and gate-up ---
-    stamp(lanes, record + kGateUp, 0);
+    clock.stamp(record + kGateUp, 0);
     float undo;
     {
       float2 scaled[kPairs];
@@ -1230,7 +1147,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
       }
     }
     consumer_sync();
-    stamp(lanes, record + kGateUp, 1);
+    clock.stamp(record + kGateUp, 1);
     {
       const u16* bias_layer = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
       u16 gate_bias[kItems] = {}, up_bias[kItems] = {};  // twice as many as a thread has channels; as they come, so that nothing waits for them
@@ -1262,11 +1179,11 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         }
       });
     }
-    stamp(lanes, record + kGateUp, 2);
-    grid_barrier<!kMarks>(sh, sync, error, passed);
+    clock.stamp(record + kGateUp, 2);
+    barrier<!kMarks>(sh, sync, error, passed);
 
     // --- down ---
-    stamp(lanes, record + kDown, 0);
+    clock.stamp(record + kDown, 0);
     {
       constexpr int kVectors = TOPK * INTER / 8, kReads = (kVectors + kConsumers - 1) / kConsumers;
       uint4 x[kReads];
@@ -1276,7 +1193,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         if (tid + i * kConsumers < kVectors) reinterpret_cast<uint4*>(sh.act)[tid + i * kConsumers] = x[i];
     }
     consumer_sync();
-    stamp(lanes, record + kDown, 1);
+    clock.stamp(record + kDown, 1);
     {
       const u16* bias_layer = down_bias + (u64)layer * EXPERTS * HIDDEN;
       u16 bias[kItems] = {};
@@ -1300,18 +1217,18 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         }
       });
     }
-    stamp(lanes, record + kDown, 2);
-    grid_barrier<!kMarks>(sh, sync, error, passed);
+    clock.stamp(record + kDown, 2);
+    barrier<!kMarks>(sh, sync, error, passed);
   }
 
   // --- head and argmax ---
-  stamp(lanes, LAYERS * kPhases, 0);
+  clock.stamp(LAYERS * kPhases, 0);
   float2 scaled[kPairs];
   update_residual<TOPK>(sh, error, gains + (u64)(2 * LAYERS) * HIDDEN, scaled, down_parts);
   consumer_sync();
   store_normalised(sh, scaled);
   consumer_sync();
-  stamp(lanes, LAYERS * kPhases, 1);
+  clock.stamp(LAYERS * kPhases, 1);
   float top = 4.0f * kNone;
   int top_row = 0;
   consume_head<kHiddenSteps>(ring, sh, [&](int pieces) {
@@ -1325,7 +1242,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
       }
     }
   });
-  stamp(lanes, LAYERS * kPhases, 2);
+  clock.stamp(LAYERS * kPhases, 2);
   auto reduce_top = [&] {
 #pragma unroll
     for (int mask = 16; mask > 0; mask >>= 1) {

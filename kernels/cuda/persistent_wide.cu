@@ -46,7 +46,12 @@
 //   LANES                           1: record %globaltimer at each phase's edges
 //   TRACE                           1: write each layer's intermediate results to `trace` (the test finds the first wrong phase by them)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "grid_barrier.cuh"
+#include "lanes.cuh"
 #include "mxfp4.cuh"
+#include "prefetch.cuh"
+#include "ring.cuh"
+#include "warp.cuh"
 
 #ifndef NARROW
 #define NARROW 1
@@ -178,20 +183,7 @@ struct Parts {
 
 enum Phase { kQkv, kAttention, kOut, kMix, kGateUp, kDown, kAdd, kPhases };
 
-struct Ring {
-  u32 base, full, empty;
-  u32 stage, parity;
-  u32 issued, late_stage, late_parity;  // producer: stages asked for (up to IN_FLIGHT), the oldest that may not be there
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
-  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
-  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
-};
+using Ring = StageRing<STAGES, kStageBytes, IN_FLIGHT>;
 
 // This CTA's contiguous share of so many tasks.
 struct Share {
@@ -201,16 +193,6 @@ struct Share {
 
 __device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarrier, kConsumers); }
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
-}
-__device__ __forceinline__ float warp_max(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-  return value;
-}
 // --- marks ----------------------------------------------------------------------------------------------------
 //
 // Why words suffice where a barrier orders nothing, or is not there (MARKS, FREE). The argument is that of persistent.cu; an ordered
@@ -283,23 +265,6 @@ struct Attention {
 
 // --- the producer ---------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
-  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
-#if IN_FLIGHT > 0
-  if (ring.issued < IN_FLIGHT) {
-    ++ring.issued;
-  } else {
-    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
-    if (++ring.late_stage == STAGES) {
-      ring.late_stage = 0;
-      ring.late_parity ^= 1;
-    }
-  }
-#endif
-  ptx::mbar_expect(ring.full_bar(), bytes);
-  return ring.address();
-}
-
 // Tasks of a row tile and one of PARTS equal runs of its steps, the part rising slowest.
 template <int STEPS, int PARTS, u32 TILES>
 __device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 policy) {
@@ -311,7 +276,7 @@ __device__ __forceinline__ void stream_bf16(Ring& ring, const u8* matrix, u64 po
 #pragma unroll 1
     for (int at = 0; at < kRun; at += STAGE_UNITS) {
       const u32 bytes = min(STAGE_UNITS, kRun - at) * kStepBytes;
-      const u32 target = acquire_stage(ring, bytes);
+      const u32 target = ring.acquire(bytes);
       mxfp4::load_run(target, source + (u64)at * kStepBytes, bytes, ring.full_bar(), policy);
       ring.next();
     }
@@ -325,7 +290,7 @@ __device__ __forceinline__ void stream_experts(Ring& ring, const Shared& sh, int
 #pragma unroll 1
   for (u32 task = sh.share[which]; task < high; ++task) {
     const u8* source = matrix + ((u64)sh.expert[task / TILES] * TILES + task % TILES) * (UNITS * mxfp4::kUnitBytes);
-    const u32 target = acquire_stage(ring, UNITS * mxfp4::kUnitBytes);
+    const u32 target = ring.acquire(UNITS * mxfp4::kUnitBytes);
     mxfp4::load_run(target, source, UNITS * mxfp4::kUnitBytes, ring.full_bar(), policy);
     ring.next();
   }
@@ -339,7 +304,7 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
     for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
       const u32 bytes = min(kStagePositions, end - at) * HEAD_DIM * 2;
       const u64 offset = ((u64)head * capacity + plan.first(token) + at) * HEAD_DIM;
-      const u32 target = acquire_stage(ring, 2 * bytes);
+      const u32 target = ring.acquire(2 * bytes);
       ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
       ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
       ring.next();
@@ -347,19 +312,7 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
   }
 }
 
-// This CTA's 128-byte lines of an array that starts and ends on 16 bytes.
-__device__ __forceinline__ void prefetch_share(const void* source, u32 bytes) {
-  const u32 lines = (bytes + 127) / 128;
-  const u32 low = (u32)((u64)blockIdx.x * lines / GRID) * 128, high = min((u32)((u64)(blockIdx.x + 1) * lines / GRID) * 128, bytes);
-  if (high > low) ptx::bulk_prefetch_l2(static_cast<const u8*>(source) + low, high - low);
-}
-
 // --- the consumers --------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void release_stage(const Ring& ring) {
-  __syncwarp();
-  if ((threadIdx.x & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
-}
 
 // One result of a sum: element = row * COLUMNS + column of the tile.
 template <int COLUMNS = TOKENS>
@@ -440,11 +393,11 @@ struct Dense {
     for (int s = 0; s < kStages; ++s) {
       const u32 stage = ring.address() + lane * 16;
       uint4 a[kEach];
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
         if (has(s, i, warp)) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-      release_stage(ring);
+      ring.release();
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
         if (has(s, i, warp)) {
@@ -627,12 +580,12 @@ __device__ __forceinline__ void consume_slot(Ring& ring, Shared& sh, int slot, u
     phase.template prepare<COLUMNS>(slot, at, tiles);
 #pragma unroll 1
     for (int p = 0; p < tiles; ++p) {
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
       const u32 stage = ring.address();
       float out[4];
       mxfp4::slice_dot<COLUMNS, Slice<UNITS, COLUMNS>::kUnits>(
           slice.x, stage + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
-          stage + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units, out, [&] { release_stage(ring); });
+          stage + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units, out, [&] { ring.release(); });
       ring.next();
       mxfp4::store_partial<COLUMNS>(sh.part + (p * WARPS + warp) * (16 * COLUMNS), out);
     }
@@ -1330,7 +1283,7 @@ __device__ __forceinline__ void attend_joint(Ring& ring, Shared& sh, const Parts
     for (int at = plan.begin(0, split);; at += kStagePositions) {
       const bool is_final = at + kStagePositions >= end;
       const int positions = max(min(kStagePositions, end - at), 0), here = is_final ? fresh : 0;
-      if (positions > 0) ptx::mbar_wait(ring.full_bar(), ring.parity);
+      if (positions > 0) ring.await_full();
       if (positions > 0 || here > 0) {
         score_joint(part, plan, ring.address(), at, positions, here);
         consumer_sync();
@@ -1339,7 +1292,7 @@ __device__ __forceinline__ void attend_joint(Ring& ring, Shared& sh, const Parts
         sums.absorb(part, ring.address() + positions * (HEAD_DIM * 2), positions, here);
       }
       if (positions > 0) {
-        release_stage(ring);
+        ring.release();
         ring.next();
       }
       if (is_final) break;
@@ -1364,26 +1317,9 @@ __device__ __forceinline__ void attend_joint(Ring& ring, Shared& sh, const Parts
   if (plan.splits > 1) join_splits(sh, counters, arrivals, count, plan.splits, parts.partials(), parts.attention_out());
 }
 
-// ORDERED: the CTA's barrier makes its threads' writes part of thread 0's release, and thread 0's acquire part of their reads.
 template <bool ORDERED = true>
-__device__ __forceinline__ void grid_barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
-  consumer_sync();
-  ++passed;
-  if (threadIdx.x == 0 && !sh.dead) {
-    const u32 target = passed * GRID;
-    if (ORDERED)
-      ptx::red_release(counter, 1);
-    else
-      ptx::red_relaxed(counter, 1);
-    const u64 start = ptx::globaltimer();
-    for (u32 polls = 0; (ORDERED ? ptx::load_acquire(counter) : ptx::load_relaxed(counter)) < target; ++polls)
-      if (polls % 64 == 63 && ptx::globaltimer() - start > (WATCHDOG_NS)) {
-        atomicOr(error, 1u);
-        sh.dead = 1;
-        break;
-      }
-  }
-  consumer_sync();
+__device__ __forceinline__ void barrier(Shared& sh, u32* counter, u32* error, u32& passed) {
+  grid_barrier<ORDERED, GRID>(counter, error, passed, sh.dead, WATCHDOG_NS, [] { consumer_sync(); });
 }
 
 // A barrier behind which words are waited for anyway; WHICH: its bit of FREE.
@@ -1392,20 +1328,7 @@ __device__ __forceinline__ void loose_barrier(Shared& sh, u32* counter, u32* err
   if (FREE & WHICH)
     consumer_sync();
   else
-    grid_barrier<!kMarks>(sh, counter, error, passed);
-}
-
-__device__ __forceinline__ void stamp(u64* lanes, int record, int edge) {
-#if LANES
-  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * 3 + edge] = ptx::globaltimer();
-#endif
-}
-
-// Edge 1 is left at 0; in the first layer's attention it says where the CTA runs.
-__device__ __forceinline__ void stamp_sm(u64* lanes) {
-#if LANES
-  if (threadIdx.x == 0) lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + kAttention) * 3 + 1] = ptx::smid();
-#endif
+    barrier<!kMarks>(sh, counter, error, passed);
 }
 
 }  // namespace
@@ -1429,14 +1352,12 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * kStageBytes);
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
+  const Lanes<LANES != 0, LAYERS * kPhases + 1> clock{lanes};
   u32* error = sync + 2;
   u32* head_counters = sync + 3;
 
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
-      ptx::mbar_init(ring.full + i * 8, 1);
-      ptx::mbar_init(ring.empty + i * 8, WARPS);
-    }
+    ring.init(WARPS);
     ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.held), 1);
     ptx::mbar_init_fence();
@@ -1467,12 +1388,12 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       for (int layer = 0; layer < LAYERS; ++layer) {
         if (layer + 1 < LAYERS) {  // the next layer's small arrays: a miss would be waited for
           const u64 next = layer + 1;
-          prefetch_share(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
-          prefetch_share(qkv_bias + next * kQkvRows, kQkvRows * 4);
-          prefetch_share(out_bias + next * HIDDEN, HIDDEN * 4);
-          prefetch_share(router_bias + next * EXPERTS, EXPERTS * 4);
+          prefetch_share<GRID>(router + next * HIDDEN * EXPERTS, HIDDEN * EXPERTS * 4);
+          prefetch_share<GRID>(qkv_bias + next * kQkvRows, kQkvRows * 4);
+          prefetch_share<GRID>(out_bias + next * HIDDEN, HIDDEN * 4);
+          prefetch_share<GRID>(router_bias + next * EXPERTS, EXPERTS * 4);
         }
-        prefetch_share(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
+        prefetch_share<GRID>(gains + (u64)(2 * layer + 2) * HIDDEN, HIDDEN * 4 * (layer + 1 < LAYERS ? 2 : 1));
         stream_bf16<kHiddenSteps, 2, kQkvTiles>(ring, qkv + (u64)layer * kQkvTiles * kHiddenSteps * kStepBytes, policy);
         const Attention plan(position, JOINT ? 1 : count, windows[layer]);
         stream_cache(ring, plan, JOINT ? 1 : count, key_cache + layer * cache_layer, value_cache + layer * cache_layer, capacity, keep);
@@ -1498,7 +1419,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           sh, owned, block, count, gains, nullptr, parts.scaled(false), parts.squares(false), nullptr, Embedding{sh, embedding},
           [](int, int, float) {});
   }
-  grid_barrier(sh, sync, error, passed);
+  barrier(sh, sync, error, passed);
 
 #pragma unroll 1
   for (int layer = 0; layer < LAYERS; ++layer) {
@@ -1510,7 +1431,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
     float* trace_end = trace_inter + TOKENS * TOPK * INTER;
 
     // --- QKV ---
-    stamp(lanes, record + kQkv, 0);
+    clock.stamp(record + kQkv, 0);
     {
       const Parts parts{sh.scratch};
       RmsFactors factors;
@@ -1540,13 +1461,13 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             });
       }
     }
-    stamp(lanes, record + kQkv, 2);
-    grid_barrier(sh, sync, error, passed);
+    clock.stamp(record + kQkv, 2);
+    barrier(sh, sync, error, passed);
     if (HOLD && threadIdx.x == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.held));
 
     // --- attention ---
-    stamp(lanes, record + kAttention, 0);
-    if (layer == 0) stamp_sm(lanes);
+    clock.stamp(record + kAttention, 0);
+    if (layer == 0) clock.stamp_sm(kAttention);
     if (kMarks) {
       uint4* words = reinterpret_cast<uint4*>(sh.scratch + Parts::kScaled);
       constexpr u32 kVectors = (u32)((Parts::kPartials - Parts::kScaled) / 4);
@@ -1616,11 +1537,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           const int end = plan.end(token, split);
           for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
             const int positions = min(kStagePositions, end - at);
-            ptx::mbar_wait(ring.full_bar(), ring.parity);
+            ring.await_full();
             score(ring.address(), positions, query, scores);
             consumer_sync();
             if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
-            release_stage(ring);
+            ring.release();
             ring.next();
             consumer_sync();
           }
@@ -1678,11 +1599,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       }
 #endif
     }
-    stamp(lanes, record + kAttention, 2);
-    grid_barrier(sh, sync, error, passed);
+    clock.stamp(record + kAttention, 2);
+    barrier(sh, sync, error, passed);
 
     // --- output projection ---
-    stamp(lanes, record + kOut, 0);
+    clock.stamp(record + kOut, 0);
     {
       const Parts parts{sh.scratch};
 #if TRACE
@@ -1714,11 +1635,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             });
       }
     }
-    stamp(lanes, record + kOut, 2);
+    clock.stamp(record + kOut, 2);
     loose_barrier<1>(sh, sync, error, passed);
 
     // --- mix: residual, MLP norm, the router's share ---
-    stamp(lanes, record + kMix, 0);
+    clock.stamp(record + kMix, 0);
     {
       const Parts parts{sh.scratch};
       for (int block = (int)sh.cta, owned = 0; block < kBlocks; block += GRID, ++owned)
@@ -1728,11 +1649,11 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
               if (TRACE) trace_mid[token * HIDDEN + at] = x;
             });
     }
-    stamp(lanes, record + kMix, 2);
+    clock.stamp(record + kMix, 2);
     loose_barrier<2>(sh, sync, error, passed);
 
     // --- router and gate-up ---
-    stamp(lanes, record + kGateUp, 0);
+    clock.stamp(record + kGateUp, 0);
     {
       const Parts parts{sh.scratch};
       {
@@ -1764,21 +1685,21 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
       const u16* biases = gate_up_bias + (u64)layer * EXPERTS * kGateUpTiles * 16;
       consume_experts<kHiddenUnits, kGateUpTiles>(ring, sh, 0, GateUp{sh, parts.scaled(true), biases, parts.inter(), trace_inter, {}, {}});
     }
-    stamp(lanes, record + kGateUp, 2);
+    clock.stamp(record + kGateUp, 2);
     loose_barrier<4>(sh, sync, error, passed);
 
     // --- down ---
-    stamp(lanes, record + kDown, 0);
+    clock.stamp(record + kDown, 0);
     {
       const Parts parts{sh.scratch};
       const u16* biases = down_bias + (u64)layer * EXPERTS * HIDDEN;
       consume_experts<kInterUnits, kOutTiles>(ring, sh, 2, Down{sh, parts.inter(), biases, parts.down_parts(), {}});
     }
-    stamp(lanes, record + kDown, 2);
+    clock.stamp(record + kDown, 2);
     loose_barrier<8>(sh, sync, error, passed);
 
     // --- mix: residual, the next layer's attention norm or the last one ---
-    stamp(lanes, record + kAdd, 0);
+    clock.stamp(record + kAdd, 0);
     {
       const int tap = tap_of[layer];
       const Parts parts{sh.scratch};
@@ -1791,12 +1712,12 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
               if (layer + 1 == LAYERS) hidden[token * HIDDEN + at] = ptx::to_bf16(x);
             });
     }
-    stamp(lanes, record + kAdd, 2);
+    clock.stamp(record + kAdd, 2);
     loose_barrier<16>(sh, sync, error, passed);
   }
 
   // --- head and argmax ---
-  stamp(lanes, LAYERS * kPhases, 0);
+  clock.stamp(LAYERS * kPhases, 0);
   const Parts parts{sh.scratch};
   RmsFactors factors;
   factors.begin(sh, parts.squares(false), count);
@@ -1819,7 +1740,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           }
         }
       });
-  stamp(lanes, LAYERS * kPhases, 2);
+  clock.stamp(LAYERS * kPhases, 2);
   auto join = [&](int width) {  // over `width` neighbouring lanes
     for (int mask = width / 2; mask > 0; mask >>= 1) {
       const float other = __shfl_xor_sync(0xffffffffu, top, mask);
