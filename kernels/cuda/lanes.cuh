@@ -1,4 +1,4 @@
-// When a CTA's phases began and ended: %globaltimer, u64 [CTAs][RECORDS][3], an edge each. Compiled out where OFF.
+// When a CTA's phases began and ended: %globaltimer, u64 [CTAs][RECORDS][3], an edge each. Compiled out without ON.
 #pragma once
 #include "ptx.cuh"
 

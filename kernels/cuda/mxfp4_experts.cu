@@ -25,8 +25,10 @@
 // need more warps, so fewer registers each. By the disassembly, what goes to local memory are temporaries of the activation load
 // (once a phase) and loop counters (a few accesses a row tile), nothing between the MMAs.
 #include "grid_barrier.cuh"
+#include "marks.cuh"
 #include "mxfp4.cuh"
 #include "ring.cuh"
+#include "swiglu.cuh"
 
 #ifndef PROBE
 #define PROBE 0
@@ -47,8 +49,6 @@ constexpr int kThreads = kConsumers + 32;
 constexpr int kConsumerBarrier = 1, kListBarrier = 2;
 constexpr bool kMarks = EXCHANGE == 1;
 static_assert(!kMarks || (PHASES == 3 && COMBINE == 0), "marks: one launch, ordered");
-constexpr u32 kMark = 0xffffffffu;
-constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
 constexpr int kGateUpItems = (GU_PT * 8 * TOKENS + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
 constexpr int kDownItems = (DN_PT * 16 * TOKENS + kConsumers - 1) / kConsumers;
 constexpr u64 kWatchdogNs = 200000000ull;  // a grid barrier that takes longer is a deadlock: flag it and go on
@@ -320,9 +320,7 @@ __device__ __forceinline__ float sum_parts(const float* part, int tile, int from
 
 __device__ __forceinline__ float activate(float gate, float up) {
 #if ACT == 1
-  gate = fminf(gate, LIMIT);
-  up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
-  return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
+  return clamped_swiglu(gate, up);
 #else
   return gate / (1.0f + __expf(-gate)) * up;
 #endif
@@ -503,8 +501,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       ptx::red_add(out + (u64)token * kHidden + row_tile * 16 + row, sum);
 #else
       float* place = parts + (((u64)slot * 2 + (from != 0)) * TOKENS + token) * kHidden + row_tile * 16 + row;
-      const u32 bits = __float_as_uint(sum);
-      ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
+      publish<kMarks>(place, sum);
 #endif
     }
   });

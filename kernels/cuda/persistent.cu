@@ -44,11 +44,17 @@
 //   EVICT                           1: weights marked evict-first in L2; 0: as any other line
 //   LANES                           1: record %globaltimer at each phase's edges (compiled out at 0)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "argmax.cuh"
+#include "attention.cuh"
+#include "claims.cuh"
 #include "grid_barrier.cuh"
 #include "lanes.cuh"
+#include "marks.cuh"
 #include "mxfp4.cuh"
 #include "prefetch.cuh"
 #include "ring.cuh"
+#include "swiglu.cuh"
+#include "top_k.cuh"
 #include "warp.cuh"
 
 #ifndef JOIN
@@ -109,8 +115,6 @@ constexpr int kClaims = (3 + KV_HEADS + 31) / 32 * 32;  // of sync: where the cl
 constexpr int kTurns = ((kGroup + 1) * (HEAD_DIM / 2) + kConsumers - 1) / kConsumers;  // pairs a thread rotates in an attention task
 constexpr float kNone = -1e30f;
 constexpr bool kMarks = MARKS == 1;
-constexpr u32 kMark = 0xffffffffu;
-constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
 constexpr u32 kMarked = (2 + TOPK) * HIDDEN + GRID * EXPERTS + TOPK * INTER / 2;  // words of scratch from out_parts on
 
 static_assert(kPerWarp <= 4, "a warp's units of one stage are the eight columns of one MMA");
@@ -182,19 +186,10 @@ __device__ __forceinline__ void deal(Issue issue) {
   for (u32 task = blockIdx.x; task < TASKS; task += GRID) issue(task);
 }
 
-// The same for the head, with CLAIM only the first 5/8 and the others claimed, one ahead, so that a slow multiprocessor does fewer; then a
-// stage with no task.
+// The same for the head (CLAIM: claimed in part); then a stage with no task.
 template <typename Issue>
 __device__ __forceinline__ void deal_head(Ring& ring, Shared& sh, u32* counter, Issue issue) {
-  constexpr u32 kRounds = CLAIM ? kHeadTiles / GRID * 5 / 8 : (kHeadTiles + GRID - 1) / GRID;
-  for (u32 round = 0; round < kRounds; ++round)
-    if (round * GRID + blockIdx.x < kHeadTiles) issue(round * GRID + blockIdx.x);
-  if (CLAIM)
-    for (u32 task = kRounds * GRID + ptx::add_relaxed(counter, 1); task < kHeadTiles;) {
-      const u32 following = kRounds * GRID + ptx::add_relaxed(counter, 1);
-      issue(task);
-      task = following;
-    }
+  deal_or_claim<CLAIM != 0, kHeadTiles, GRID>(counter, issue);
   ring.await_empty();
   sh.tag[ring.stage] = -1;
   ptx::mbar_arrive(ring.full_bar());
@@ -239,12 +234,8 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
     const int head = task / plan.splits, split = task % plan.splits;
     for (int at = plan.begin(split); at < plan.end(split); at += kStagePositions) {
       const int count = min(kStagePositions, plan.end(split) - at);
-      const u32 bytes = count * HEAD_DIM * 2;
       const u64 offset = ((u64)head * capacity + plan.first + at) * HEAD_DIM;
-      const u32 target = ring.acquire(2 * bytes);
-      ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
-      ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
-      ring.next();
+      load_positions(ring, keys, values, offset, count * HEAD_DIM * 2, policy);
     }
   }
 }
@@ -475,15 +466,6 @@ __device__ __forceinline__ void load_bias(float (&bias)[kItems], const float* so
 //
 // The barriers that order nothing still hold back who is early, so that the words are polled for a moment, not for a phase.
 
-// What another CTA waits for: never the mark, which is a NaN that arithmetic does not give.
-__device__ __forceinline__ void publish(float* place, float value) {
-  const u32 bits = __float_as_uint(value);
-  ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
-}
-__device__ __forceinline__ bool is_mark(float value) { return __float_as_uint(value) == kMark; }
-__device__ __forceinline__ bool is_mark(float2 value) { return is_mark(value.x) || is_mark(value.y); }
-__device__ __forceinline__ bool is_mark(uint4 value) { return value.x == kMark || value.y == kMark || value.z == kMark || value.w == kMark; }
-
 // value[i] = load(i); with MARKS again until none is a mark. All loads go before the first check.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, u32* error, T (&value)[COUNT], Load load) {
@@ -511,8 +493,8 @@ __device__ __forceinline__ void prefetch_lines(const void* source, u32 bytes) {
 
 // A tile has one or two owners; the reader adds both parts, so a sole owner clears the second.
 __device__ __forceinline__ void store_part(float* parts, u32 rows, u32 row, float value, bool starts, bool ends) {
-  publish(parts + (starts ? row : rows + row), value);
-  if (starts && ends) publish(parts + rows + row, 0.0f);
+  publish<kMarks>(parts + (starts ? row : rows + row), value);
+  if (starts && ends) publish<kMarks>(parts + rows + row, 0.0f);
 }
 
 // Adds the parts (PARTS rows of HIDDEN, in their order; none: a null pointer) to the residual; leaves x * gain of this thread's pairs in
@@ -585,19 +567,6 @@ __device__ __forceinline__ void store_normalised(Shared& sh, const float2 (&scal
   }
 }
 
-__device__ __forceinline__ float activate(float gate, float up) {
-  gate = fminf(gate, LIMIT);
-  up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
-  return gate / (1.0f + __expf(-(ALPHA) * gate)) * (up + 1.0f);
-}
-
-// A number as one that compares alike unsigned; NaN is the least.
-__device__ __forceinline__ u32 ordered(float value) {
-  const u32 bits = __float_as_uint(value);
-  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
-
 // The TOPK largest logits (the lower index among equals) and their softmax; one warp. The producer goes as soon as the experts are known.
 __device__ __forceinline__ void choose_experts(Shared& sh, const float* sums, float factor, const float (&bias)[kRouterLanes]) {
   const int lane = threadIdx.x & 31;
@@ -632,73 +601,7 @@ __device__ __forceinline__ void choose_experts(Shared& sh, const float* sums, fl
   }
   if (lane == 0) {
     ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
-    float weight[TOPK], total = 0.0f;
-#pragma unroll
-    for (int choice = 0; choice < TOPK; ++choice) {
-      weight[choice] = __expf(unordered(top[choice]) - unordered(top[0]));
-      total += weight[choice];
-    }
-#pragma unroll
-    for (int choice = 0; choice < TOPK; ++choice) sh.weight[choice] = weight[choice] / total;
-  }
-}
-
-// Scores of `count` positions in a stage for all query heads of the task, by all consumer warps: scores[head][position].
-__device__ __forceinline__ void score(u32 keys, int count, const float* query, float* scores) {
-  constexpr int kLanes = HEAD_DIM / 8, kAtOnce = 32 / kLanes;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = lane % kLanes;
-  for (int base = warp * kAtOnce; base < count; base += WARPS * kAtOnce) {
-    const int position = base + lane / kLanes;
-    const uint4 raw = ptx::lds128(keys + (min(position, count - 1) * HEAD_DIM + part * 8) * 2);
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) {
-      const float4* q4 = reinterpret_cast<const float4*>(query + h * HEAD_DIM + part * 8);
-      const float4 front = q4[0], back = q4[1];
-      const float q[8] = {front.x, front.y, front.z, front.w, back.x, back.y, back.z, back.w};
-      float dot = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dot = fmaf(q[2 * i], ptx::bf16_low(words[i]), fmaf(q[2 * i + 1], ptx::bf16_high(words[i]), dot));
-#pragma unroll
-      for (int mask = 1; mask < kLanes; mask <<= 1) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
-      if (part == 0 && position < count) scores[h * kStagePositions + position] = dot;
-    }
-  }
-}
-
-struct Softmax {
-  float maximum, denominator;
-  float out[HEAD_DIM / 32];
-};
-
-// One head's update with a stage's scores and values; one warp, lane d holds dimensions d * HEAD_DIM / 32 onwards.
-__device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32 values) {
-  constexpr int kDims = HEAD_DIM / 32;
-  const int lane = threadIdx.x & 31;
-  float maximum = s.maximum;
-  for (int i = lane; i < count; i += 32) maximum = fmaxf(maximum, scores[i]);
-  maximum = warp_max(maximum);
-  float sum = 0.0f;
-  for (int i = lane; i < count; i += 32) {
-    const float p = exp2f(scores[i] - maximum);
-    scores[i] = p;
-    sum += p;
-  }
-  const float rescale = exp2f(s.maximum - maximum);
-  s.denominator = fmaf(s.denominator, rescale, warp_sum(sum));
-  s.maximum = maximum;
-#pragma unroll
-  for (int d = 0; d < kDims; ++d) s.out[d] *= rescale;
-  __syncwarp();
-#pragma unroll 8
-  for (int i = 0; i < count; ++i) {
-    const float p = scores[i];
-#pragma unroll
-    for (int d = 0; d < kDims; d += 2) {
-      const u32 pair = ptx::lds32(values + (i * HEAD_DIM + lane * kDims + d) * 2);
-      s.out[d] = fmaf(p, ptx::bf16_low(pair), s.out[d]);
-      s.out[d + 1] = fmaf(p, ptx::bf16_high(pair), s.out[d + 1]);
-    }
+    softmax_of(top, sh.weight);
   }
 }
 
@@ -924,7 +827,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           if (owns_current) value_cache[at + d] = bits;
         }
         consumer_sync();
-        Softmax s;
+        Softmax<HEAD_DIM> s;
         constexpr int kDims = HEAD_DIM / 32;
         s.maximum = kNone;
         s.denominator = 0.0f;
@@ -950,9 +853,9 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         for (int from = plan.begin(split); from < plan.end(split); from += kStagePositions) {
           const int count = min(kStagePositions, plan.end(split) - from);
           ring.await_full();
-          score(ring.address(), count, query, scores);
+          score<HEAD_DIM, kGroup, WARPS, kStagePositions>(ring.address(), count, query, scores);
           consumer_sync();
-          if (warp < kGroup) absorb(s, scores + warp * kStagePositions, count, ring.address() + count * HEAD_DIM * 2);
+          if (warp < kGroup) s.absorb(scores + warp * kStagePositions, count, ring.address() + count * HEAD_DIM * 2);
           ring.release();
           ring.next();
           consumer_sync();
@@ -1098,7 +1001,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += sh.part[w * EXPERTS + e];
-        publish(router_parts + cta * EXPERTS + e, sum);
+        publish<kMarks>(router_parts + cta * EXPERTS + e, sum);
       }
     }
     clock.stamp(record + kOut, 2);
@@ -1171,7 +1074,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           if (item < pieces * 8) {
             const float gate = sum_part(sh, local, channel) + ptx::bf16_value(gate_bias[i]);
             const float up = sum_part(sh, local, channel + 8) + ptx::bf16_value(up_bias[i]);
-            pair = ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+            pair = ptx::pack_f16(clamped_swiglu(gate, up) * (INTER_SCALE), 0.0f);
           }
           pair |= __shfl_xor_sync(0xffffffffu, pair, 1) << 16;  // two channels a word; a NaN is 0x7fff, so no word is the mark
           if (item < pieces * 8 && channel % 2 == 0)
@@ -1212,7 +1115,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
           const int item = tid + i * kConsumers;
           if (item >= pieces * 16) continue;
           const u32 task = first + item / 16 * GRID, slot = task / kOutTiles, tile = task % kOutTiles;
-          publish(down_parts + slot * HIDDEN + tile * 16 + item % 16,
+          publish<kMarks>(down_parts + slot * HIDDEN + tile * 16 + item % 16,
                   sh.weight[slot] * (sum_part(sh, item / 16, item % 16) + ptx::bf16_value(bias[i])));
         }
       });
@@ -1243,18 +1146,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     }
   });
   clock.stamp(LAYERS * kPhases, 2);
-  auto reduce_top = [&] {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
-      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
-      if (other > top || (other == top && other_row < top_row)) {
-        top = other;
-        top_row = other_row;
-      }
-    }
-  };
-  reduce_top();
+  join_top<32>(top, top_row);
   consumer_sync();
   if (lane == 0) {
     sh.rows[warp] = top;
@@ -1264,11 +1156,10 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
   if (warp == 0) {
     top = lane < WARPS ? sh.rows[lane] : 5.0f * kNone;
     top_row = lane < WARPS ? reinterpret_cast<int*>(sh.part)[lane] : 0;
-    reduce_top();
+    join_top<32>(top, top_row);
     u32 last = 0;
     if (lane == 0) {
-      best[2 * cta] = top;
-      best[2 * cta + 1] = __int_as_float(top_row);
+      store_top(best + 2 * cta, top, top_row);
       __threadfence();
       last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
       __threadfence();
@@ -1276,15 +1167,7 @@ decode_step(const u16* embedding, const u8* qkv, const float* qkv_bias, const u8
     if (__shfl_sync(0xffffffffu, last, 0)) {  // every CTA is past its last barrier and its reads of state
       top = 5.0f * kNone;
       top_row = 0;
-      for (int i = lane; i < GRID; i += 32) {
-        const float2 other = ptx::ldg64_l2(best + 2 * i);
-        const int row = __float_as_int(other.y);
-        if (other.x > top || (other.x == top && row < top_row)) {
-          top = other.x;
-          top_row = row;
-        }
-      }
-      reduce_top();
+      join_stored<GRID>(best, lane, top, top_row);
       if (lane == 0) {
         state[0] = top_row;
         state[1] = position + 1;

@@ -46,11 +46,16 @@
 //   LANES                           1: record %globaltimer at each phase's edges
 //   TRACE                           1: write each layer's intermediate results to `trace` (the test finds the first wrong phase by them)
 //   WATCHDOG_NS                     a barrier that takes longer is a deadlock: flag it, stop waiting for the rest of the launch
+#include "argmax.cuh"
+#include "attention.cuh"
 #include "grid_barrier.cuh"
 #include "lanes.cuh"
+#include "marks.cuh"
 #include "mxfp4.cuh"
 #include "prefetch.cuh"
 #include "ring.cuh"
+#include "swiglu.cuh"
+#include "top_k.cuh"
 #include "warp.cuh"
 
 #ifndef NARROW
@@ -105,8 +110,6 @@ constexpr int kItems = (PIECES * 16 * TOKENS + kConsumers - 1) / kConsumers;  //
 constexpr int kTopThreads = kConsumers / (16 * TOKENS) * (16 * TOKENS);       // of the head's sums: each has one token
 constexpr float kNone = -1e30f;
 constexpr bool kMarks = MARKS == 1;
-constexpr u32 kMark = 0xffffffffu;
-constexpr u32 kMaxPolls = 1u << 19;  // some 0.3 s
 // Attention of all tokens together: rows are the query heads of a KV head, token by token.
 constexpr int kRows = kGroup * TOKENS;
 constexpr int kRowTiles = (kRows + 15) / 16;
@@ -207,14 +210,6 @@ __device__ __forceinline__ void consumer_sync() { ptx::named_sync(kConsumerBarri
 // A step of fewer tokens writes and reads less, both the same. Values and reads are relaxed at gpu scope and of aligned 32-bit words, the
 // reads' vectors being as many scalars: each word is tested. Everything else is written and read on two sides of an ordered barrier.
 
-// What another CTA waits for: never the mark, which is a NaN that arithmetic does not give.
-__device__ __forceinline__ void publish(float* place, float value) {
-  const u32 bits = __float_as_uint(value);
-  ptx::store_relaxed(reinterpret_cast<u32*>(place), kMarks && bits == kMark ? 0x7fffffffu : bits);
-}
-__device__ __forceinline__ bool is_mark(float value) { return __float_as_uint(value) == kMark; }
-__device__ __forceinline__ bool is_mark(uint4 value) { return value.x == kMark || value.y == kMark || value.z == kMark || value.w == kMark; }
-
 // value[i] = load(i); with MARKS again until none is a mark, for the whole warp. All loads go before the first check.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, T (&value)[COUNT], Load load) {
@@ -302,12 +297,8 @@ __device__ __forceinline__ void stream_cache(Ring& ring, const Attention& plan, 
     const int split = task % plan.splits, token = task / plan.splits % count, head = task / (plan.splits * count);
     const int end = plan.end(token, split);
     for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
-      const u32 bytes = min(kStagePositions, end - at) * HEAD_DIM * 2;
       const u64 offset = ((u64)head * capacity + plan.first(token) + at) * HEAD_DIM;
-      const u32 target = ring.acquire(2 * bytes);
-      ptx::bulk_load(target, keys + offset, bytes, ring.full_bar(), policy);
-      ptx::bulk_load(target + bytes, values + offset, bytes, ring.full_bar(), policy);
-      ring.next();
+      load_positions(ring, keys, values, offset, min(kStagePositions, end - at) * HEAD_DIM * 2, policy);
     }
   }
 }
@@ -669,13 +660,13 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
     for (int k = 1; k < kTerms; ++k) value += term[n * kTerms + k];
     const float x = FIRST ? value : residual[i] + value;
     residual[i] = x;
-    publish(scaled + token * HIDDEN + at, x * gains[n]);
+    publish<kMarks>(scaled + token * HIDDEN + at, x * gains[n]);
     keep(token, at, x);
     const float sum = warp_sum(x * x);
     if (lane == 0) sh.sums[i / 32] = sum;
   }
   consumer_sync();
-  if (thread < count) publish(squares + block * TOKENS + thread, sh.sums[2 * thread] + sh.sums[2 * thread + 1]);
+  if (thread < count) publish<kMarks>(squares + block * TOKENS + thread, sh.sums[2 * thread] + sh.sums[2 * thread + 1]);
   if (ROUTER) {
     float dot[TOKENS][kRouterLanes];
 #pragma unroll
@@ -703,16 +694,10 @@ __device__ __forceinline__ void mix(Shared& sh, int owned, int block, int count,
       float sum = 0.0f;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) sum += sh.part[w * TOKENS * EXPERTS + i];
-      publish(router_parts + block * TOKENS * EXPERTS + i, sum);
+      publish<kMarks>(router_parts + block * TOKENS * EXPERTS + i, sum);
     }
   }
   consumer_sync();
-}
-
-__device__ __forceinline__ float activate(float gate, float up) {
-  gate = fminf(gate, LIMIT);
-  up = fminf(fmaxf(up, -(LIMIT)), LIMIT);
-  return gate / (1.0f + __expf(-(ALPHA)*gate)) * (up + 1.0f);
 }
 
 // What the phases of experts do around their products. Items are (tile, column, row of the tile or channel).
@@ -751,7 +736,7 @@ struct GateUp {
         const float factor = sh.factor[token];
         const float gate = fmaf(sum_part<COLUMNS>(sh, piece, channel * COLUMNS + column), factor, ptx::bf16_value(gate_bias[i]));
         const float up = fmaf(sum_part<COLUMNS>(sh, piece, (channel + 8) * COLUMNS + column), factor, ptx::bf16_value(up_bias[i]));
-        pair = ptx::pack_f16(activate(gate, up) * (INTER_SCALE), 0.0f);
+        pair = ptx::pack_f16(clamped_swiglu(gate, up) * (INTER_SCALE), 0.0f);
       }
       const u32 place = token < 0 ? 0 : (u32)(token * TOPK + sh.rank[slot][token]) * INTER + (first + piece) * 8 + channel;
       if (TRACE && token >= 0) trace[place] = (float)pair;
@@ -790,18 +775,11 @@ struct Down {
       if (item >= tiles * 16 * COLUMNS) continue;
       const int token = token_of<COLUMNS>(sh.mask[slot], column);
       if (token < 0) continue;
-      publish(parts + (u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + (first + piece) * 16 + row,
+      publish<kMarks>(parts + (u64)(token * TOPK + sh.rank[slot][token]) * HIDDEN + (first + piece) * 16 + row,
               sh.weight[slot][token] * (sum_part<COLUMNS>(sh, piece, row * COLUMNS + column) + ptx::bf16_value(bias[i])));
     }
   }
 };
-
-// A number as one that compares alike unsigned; NaN is the least.
-__device__ __forceinline__ u32 ordered(float value) {
-  const u32 bits = __float_as_uint(value);
-  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-__device__ __forceinline__ float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 // A token's TOPK largest logits (the lower index among equals) and their softmax, by one warp; sums: [WARPS][TOKENS][EXPERTS].
 __device__ __forceinline__ void choose_experts(Shared& sh, int token, const float* sums, const float* bias) {
@@ -835,16 +813,7 @@ __device__ __forceinline__ void choose_experts(Shared& sh, int token, const floa
       if (index == lane + 32 * k) key[k] = 0;  // if all are NaN an expert is chosen twice: in range, the output is NaN all the same
     if (lane == 0) sh.choice[token][choice] = (int)index;
   }
-  if (lane == 0) {
-    float weight[TOPK], total = 0.0f;
-#pragma unroll
-    for (int choice = 0; choice < TOPK; ++choice) {
-      weight[choice] = __expf(unordered(top[choice]) - unordered(top[0]));
-      total += weight[choice];
-    }
-#pragma unroll
-    for (int choice = 0; choice < TOPK; ++choice) sh.choice_weight[token][choice] = weight[choice] / total;
-  }
+  if (lane == 0) softmax_of(top, sh.choice_weight[token]);
 }
 
 // This CTA's contiguous share of each phase's tasks, by what they cost; one warp.
@@ -902,65 +871,6 @@ __device__ __forceinline__ void make_slots(Shared& sh, int count) {
 }
 
 // --- attention --------------------------------------------------------------------------------------------------
-
-// Scores of `count` positions in shared memory for all query heads of the task, by all consumer warps: scores[head][position].
-__device__ __forceinline__ void score(u32 keys, int count, const float* query, float* scores) {
-  constexpr int kLanes = HEAD_DIM / 8, kAtOnce = 32 / kLanes;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, part = lane % kLanes;
-  for (int base = warp * kAtOnce; base < count; base += WARPS * kAtOnce) {
-    const int position = base + lane / kLanes;
-    const uint4 raw = ptx::lds128(keys + (min(position, count - 1) * HEAD_DIM + part * 8) * 2);
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int h = 0; h < kGroup; ++h) {
-      const float4* q4 = reinterpret_cast<const float4*>(query + h * HEAD_DIM + part * 8);
-      const float4 front = q4[0], back = q4[1];
-      const float q[8] = {front.x, front.y, front.z, front.w, back.x, back.y, back.z, back.w};
-      float dot = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) dot = fmaf(q[2 * i], ptx::bf16_low(words[i]), fmaf(q[2 * i + 1], ptx::bf16_high(words[i]), dot));
-#pragma unroll
-      for (int mask = 1; mask < kLanes; mask <<= 1) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
-      if (part == 0 && position < count) scores[h * kScores + position] = dot;
-    }
-  }
-}
-
-struct Softmax {
-  float maximum, denominator;
-  float out[HEAD_DIM / 32];
-};
-
-// One head's update with so many scores and values; one warp, lane d holds dimensions d * HEAD_DIM / 32 onwards.
-__device__ __forceinline__ void absorb(Softmax& s, float* scores, int count, u32 values) {
-  constexpr int kDims = HEAD_DIM / 32;
-  const int lane = threadIdx.x & 31;
-  float maximum = s.maximum;
-  for (int i = lane; i < count; i += 32) maximum = fmaxf(maximum, scores[i]);
-  maximum = warp_max(maximum);
-  float sum = 0.0f;
-  for (int i = lane; i < count; i += 32) {
-    const float p = exp2f(scores[i] - maximum);
-    scores[i] = p;
-    sum += p;
-  }
-  const float rescale = exp2f(s.maximum - maximum);
-  s.denominator = fmaf(s.denominator, rescale, warp_sum(sum));
-  s.maximum = maximum;
-#pragma unroll
-  for (int d = 0; d < kDims; ++d) s.out[d] *= rescale;
-  __syncwarp();
-#pragma unroll 8
-  for (int i = 0; i < count; ++i) {
-    const float p = scores[i];
-#pragma unroll
-    for (int d = 0; d < kDims; d += 2) {
-      const u32 pair = ptx::lds32(values + (i * HEAD_DIM + lane * kDims + d) * 2);
-      s.out[d] = fmaf(p, ptx::bf16_low(pair), s.out[d]);
-      s.out[d + 1] = fmaf(p, ptx::bf16_high(pair), s.out[d + 1]);
-    }
-  }
-}
 
 // --- attention of all tokens together (JOINT) ---------------------------------------------------------------------
 
@@ -1338,8 +1248,8 @@ __device__ __forceinline__ void loose_barrier(Shared& sh, u32* counter, u32* err
 // [LAYERS][TOKENS][TOPK]; of tokens beyond the step's nothing is written. sync, zero before the first launch and after every good one:
 // barrier, arrivals at the end, error (bit 0 barrier timed out, 1 positions beyond capacity, 2 token out of range, 3 token count), one
 // counter for each token of each KV head. hidden bf16 [TOKENS][HIDDEN]: the residual before the final norm; tapped bf16
-// [TOKENS][taps][HIDDEN]: what layers leave whose tap_of [LAYERS] is not -1, in that place. lanes u64 [GRID][LAYERS * 7 + 1][2]:
-// %globaltimer when a phase may start and when the CTA's part is done. trace (with TRACE) floats, for each layer: q, k, v before rotation
+// [TOKENS][taps][HIDDEN]: what layers leave whose tap_of [LAYERS] is not -1, in that place. lanes u64 [GRID][LAYERS * 7 + 1][3]:
+// %globaltimer when a phase may start, 0 (in the first attention %smid), and when the CTA's part is done. trace (with TRACE) floats, for each layer: q, k, v before rotation
 // [TOKENS][kQkvRows], attention [TOKENS][kQueryRows], residual after attention [TOKENS][HIDDEN], gate-up's result as fp16 bits
 // [TOKENS][TOPK][INTER], residual after the experts [TOKENS][HIDDEN].
 extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
@@ -1528,7 +1438,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
             }
           }
           consumer_sync();
-          Softmax s;
+          Softmax<HEAD_DIM> s;
           constexpr int kDims = HEAD_DIM / 32;
           s.maximum = split == 0 ? sink : kNone;  // the sink: a key that scores its own value and has no value vector
           s.denominator = split == 0 ? 1.0f : 0.0f;
@@ -1538,18 +1448,18 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           for (int at = plan.begin(token, split); at < end; at += kStagePositions) {
             const int positions = min(kStagePositions, end - at);
             ring.await_full();
-            score(ring.address(), positions, query, scores);
+            score<HEAD_DIM, kGroup, WARPS, kScores>(ring.address(), positions, query, scores);
             consumer_sync();
-            if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
+            if (warp < kGroup) s.absorb(scores + warp * kScores, positions, ring.address() + positions * HEAD_DIM * 2);
             ring.release();
             ring.next();
             consumer_sync();
           }
           if (fresh > 0) {
             const int from = plan.first_new(token), positions = token + 1 - from;
-            score(ptx::smem_addr(new_keys + from * HEAD_DIM), positions, query, scores);
+            score<HEAD_DIM, kGroup, WARPS, kScores>(ptx::smem_addr(new_keys + from * HEAD_DIM), positions, query, scores);
             consumer_sync();
-            if (warp < kGroup) absorb(s, scores + warp * kScores, positions, ptx::smem_addr(new_values + from * HEAD_DIM));
+            if (warp < kGroup) s.absorb(scores + warp * kScores, positions, ptx::smem_addr(new_values + from * HEAD_DIM));
           }
           float* result = parts.attention_out() + token * kQueryRows + kv * kGroup * HEAD_DIM;
           if (plan.splits == 1) {
@@ -1629,7 +1539,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
                 const int item = tid + i * kConsumers, piece = item / (16 * TOKENS), token = item / 16 % TOKENS, row = item % 16;
                 if (item >= tasks * 16 * TOKENS || token >= count) continue;
                 const u32 task = first + piece, half = task / kOutTiles;
-                publish(parts.out_parts() + (half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row,
+                publish<kMarks>(parts.out_parts() + (half * TOKENS + token) * HIDDEN + task % kOutTiles * 16 + row,
                         sum_part(sh, piece, row * TOKENS + token) + bias[i]);
               }
             });
@@ -1741,17 +1651,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
         }
       });
   clock.stamp(LAYERS * kPhases, 2);
-  auto join = [&](int width) {  // over `width` neighbouring lanes
-    for (int mask = width / 2; mask > 0; mask >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
-      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
-      if (other > top || (other == top && other_row < top_row)) {
-        top = other;
-        top_row = other_row;
-      }
-    }
-  };
-  join(16);
+  join_top<16>(top, top_row);
   if (tid % 16 == 0) {
     sh.top[tid / 16] = top;
     sh.top_row[tid / 16] = top_row;
@@ -1783,7 +1683,7 @@ extern "C" __global__ void __launch_bounds__(kConsumers + 32, 1)
           top_row = row;
         }
       }
-      join(32);
+      join_top<32>(top, top_row);
       if (lane == 0) best_tokens[token] = top_row;
     }
     if (tid == 0) {
