@@ -106,9 +106,10 @@ def default_config(tiles: int, chunks: int, pairs: int, sms: int = 132, half: Ha
     ``tiles`` row tiles of 16, ``chunks`` of 64 columns, ``pairs`` chosen (token, expert) pairs. Gate-up: about twelve
     chunks a warp, because few warps along K keep the sum over warps small; four of them a turn where all warps fit
     the card at once, so that little else is in flight, else two. Down: about six chunks a warp, and where eight warps
-    share K two row tiles each, which halves its arrivals. From 32 pairs on gate-up has two row tiles as well (the vector
-    is loaded once for both), and down is held to 64 registers, four programs an SM. At least four warps a program; K is
-    split over programs only where less than one an SM remains, since a split costs a round trip through L2.
+    share K two row tiles each, which halves its arrivals. From 32 pairs on gate-up has two row tiles as well (the
+    vector is loaded once for both), and down is held to 64 registers, four programs an SM. At least four warps a
+    program; K is split over programs only where less than one an SM remains, since a split costs a round trip through
+    L2.
     """
     kw = min(8, power_of_2(-(-chunks // (6 if half == "down" else 12))))
     rw = max(1, 4 // kw)
