@@ -37,6 +37,9 @@ START_SECONDS = 20.0
 STOP_SECONDS = 120.0
 LEAST_READINGS = 2
 
+TRAFFIC = "traffic"
+"""The set that a run samples first."""
+
 _FALLBACK = "NVML's mean over the capture, else bytes of the byte model over step time"
 
 
@@ -54,7 +57,7 @@ class PmSampler:
         device: int = 0,
         *,
         uuid: str = "",
-        set_name: str = "traffic",
+        set_name: str = TRAFFIC,
         interval_ns: int = INTERVAL_NS,
         bin_ns: int = 0,
         environment: SamplerEnvironment | None = None,
@@ -83,6 +86,11 @@ class PmSampler:
         self._left_out = 0
         self.ready: dict[str, Any] = {}
         """What the sidecar said of itself: device, chip, metric taken for each reading, those refused."""
+
+    @property
+    def source(self) -> str:
+        """What the rows of ``counters`` name as their source: sets that are sampled one after the other are apart."""
+        return pm_samples.SOURCE if self.set.name == TRAFFIC else f"{pm_samples.SOURCE}, {self.set.name}"
 
     @property
     def pid(self) -> int | None:
@@ -189,6 +197,7 @@ class PmSampler:
             int(self.ready["device"]["warps_per_sm"]),
             device=self.device,
             bin_ns=self._bin_ns,
+            source=self.source,
         )
         return Capture(
             {},

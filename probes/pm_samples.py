@@ -198,6 +198,7 @@ def to_table(
     *,
     device: int,
     bin_ns: int = 0,
+    source: str = SOURCE,
 ) -> pa.Table:
     """Return rows of ``counters``, one reading after the other; a value that is not finite (0 / 0) has no row.
 
@@ -220,7 +221,7 @@ def to_table(
         tables.append(
             pa.table(
                 {
-                    "source": _same(SOURCE, len(total)),
+                    "source": _same(source, len(total)),
                     "name": _same(reading.name, len(total)),
                     "device": pa.array(np.full(len(total), device, np.int32)),
                     "start_ns": pa.array(start[kept]),

@@ -190,7 +190,14 @@ class Instruments(Section):
     lanes: bool = Field(default=True, description="spans of each CTA in the persistent rung's kernel")
     static: bool = Field(default=True, description="registers, spills and occupancy limits of compiled kernels")
     pm_interval_us: int = Field(default=10, ge=1, le=1000, description="time between counter samples")
-    sampled_steps: int = Field(default=32, ge=0, description="steps run again under counters, and with stamps; 0: none")
+    pm_sets: list[str] = Field(
+        default=["traffic"],
+        min_length=1,
+        description="counter sets, each in steps of its own: traffic, pipes, local, stalls, links, whole",
+    )
+    sampled_steps: int = Field(
+        default=32, ge=0, description="steps run again under each counter set, and with stamps; 0: none"
+    )
     fresh_process: bool = Field(
         default=False, description="what each instrument costs is measured in processes that never profiled before"
     )
@@ -433,6 +440,12 @@ def _look_up(variant: Variant) -> None:
     if (recorded := variant.routing_path) and not recorded.is_file():
         raise InputError(f"model.routing_file: no file {recorded}", hint="the path is relative to the scenario")
     _ = variant.prompts_path
+    if variant.instruments.pm_sets != ["traffic"]:
+        from workbench.probes.counter_sets import SETS
+
+        for name in variant.instruments.pm_sets:
+            if name not in SETS:
+                raise InputError(f"instruments.pm_sets: there is no {name!r}", hint=suggestion(name, list(SETS)))
     if variant.engine.faults:
         from workbench.decode.rungs.faults import check_faults
 

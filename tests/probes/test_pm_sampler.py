@@ -92,6 +92,13 @@ def test_samples_become_rows_of_the_counters_table_on_the_runs_clock(sampler: An
     assert 0 < capture.residual_ns < 2_000
 
 
+def test_another_set_is_a_source_of_its_own(sampler: Any) -> None:
+    """Its samples begin when those of the first have ended: in one series that would be a gap."""
+    table = _capture(sampler("good", set_name="stalls")).columns["counters"]
+    assert set(table.column("source").to_pylist()) == {"pm_sampler, stalls"}
+    assert "stalled_long_scoreboard" in set(table.column("name").to_pylist())
+
+
 def test_a_sidecar_serves_one_capture_after_another(sampler: Any) -> None:
     probe = sampler("good")
     first, second = _capture(probe), _capture(probe)

@@ -12,10 +12,11 @@ import torch
 
 from workbench import runner
 from workbench.diagnose.summary import diagnose
+from workbench.errors import InputError
 from workbench.probes.protocol import Capture
 from workbench.run import passes
 from workbench.runner import run_scenario
-from workbench.scenario import Instruments, Scenario
+from workbench.scenario import Instruments, Scenario, load_scenario
 from workbench.trace.bundle import Bundle
 from workbench.trace.check import check_bundle
 from workbench.trace.manifest import ClockSource
@@ -35,8 +36,8 @@ class FakeBench:
     def __init__(self, probes: Callable[[], list[Any]]) -> None:
         self._probes = probes
 
-    def sampling_probes(self, instruments: Instruments) -> list[Any]:
-        return self._probes()
+    def sampling_probes(self, instruments: Instruments, counters: str) -> list[Any]:
+        return [one for one in self._probes() if one.name == "pm_sampler" or counters == instruments.pm_sets[0]]
 
     def pulse(self) -> None:
         return None
@@ -135,6 +136,31 @@ def test_the_passes_come_in_the_order_in_which_they_disturb(
     assert (
         order.index("b: clean") < order.index("a: sampled") < order.index("a: traced") < order.index("a: clean again")
     )
+
+
+def test_each_counter_set_has_steps_of_its_own_and_nvml_the_first_alone(
+    scenario: MakeScenario, tmp_path: Path, on_cuda: Callable[..., list[str]]
+) -> None:
+    log = on_cuda()
+    run_scenario(scenario('instruments.pm_sets=["traffic", "stalls", "local"]'), tmp_path / "b")
+    with Bundle.open(tmp_path / "b") as bundle:
+        query = "SELECT step_id FROM steps WHERE run_pass = 'sampled'"
+        sampled = bundle.query(query, []).to_pylist()
+        assert len(sampled) == 3 * 8
+        assert len({row["step_id"] for row in sampled}) == len(sampled)
+        costs = [cost.instrument for cost in bundle.manifest.perturbation if cost.variant == "a"]
+        assert costs.count("nvml, pm_sampler") == 1
+        assert "pm_sampler" not in costs
+        assert check_bundle(bundle.path).ok
+    own = ["pm_sampler start", "pm_sampler stop"]
+    first = ["nvml start", *own, "nvml stop"]
+    started = [entry for entry in log if entry.split()[1] in ("start", "stop") and entry.split()[0] != "kernels"]
+    assert started == [*first, *own, *own] * 2
+
+
+def test_a_set_that_there_is_not_is_one_line() -> None:
+    with pytest.raises(InputError, match=r"variant 'plain': instruments\.pm_sets: there is no 'stall'; did you mean"):
+        load_scenario("quickstart", overrides=['instruments.pm_sets=["traffic", "stall"]'])
 
 
 def test_an_instrument_that_fails_costs_its_rows_and_not_the_run(

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 import torch
 
+from workbench.probes.counter_sets import CYCLES
 from workbench.probes.device_uuid import cuda_uuid
 from workbench.probes.marker import Marker
 from workbench.probes.nvml import NvmlProbe
-from workbench.probes.pm_sampler import PmSampler
+from workbench.probes.pm_sampler import TRAFFIC, PmSampler
 from workbench.probes.pm_samples import activity, moved
 from workbench.probes.protocol import Capture, Missing, Probe
 from workbench.run.guard import START_SECONDS, ProbeError, guarded
@@ -51,8 +52,8 @@ class CudaBench:
         self.capability = 10 * major + minor
         self.marker: Marker | None = None
         self._sampler: PmSampler | None = None
-        self._interval_ns = 0
-        self._no_sampler: Missing | None = None
+        self._sampled = ("", 0)  # by which set and how often it samples
+        self._no_sampler: dict[str, Missing] = {}  # by set
         self._run = run
         self._prepare_marker()
 
@@ -70,11 +71,12 @@ class CudaBench:
         if missing:
             self._run.miss(None, missing)
 
-    def sampling_probes(self, instruments: Instruments) -> list[Probe]:
-        """Return the instruments of the sampled pass that work here; what does not is noted once, with its fallback."""
+    def sampling_probes(self, instruments: Instruments, counters: str = TRAFFIC) -> list[Probe]:
+        """Return the instruments of the sampled pass of set ``counters`` that work here; what does not is noted once,
+        with its fallback. NVML is read beside the first set alone."""
         probes: list[Probe] = []
-        sampler = self._pm_sampler(instruments) if instruments.pm else None
-        if instruments.nvml:
+        sampler = self._pm_sampler(instruments, counters) if instruments.pm else None
+        if instruments.nvml and counters == instruments.pm_sets[0]:
             pids = [sampler.pid] if sampler is not None and sampler.pid else []
             # GPM shares the counters' hardware: it stands in for the sampler, never beside it.
             probes.append(NvmlProbe(self.uuid, self.ordinal, gpm=sampler is None, own_pids=pids))
@@ -82,26 +84,26 @@ class CudaBench:
             probes.append(sampler)
         return probes
 
-    def _pm_sampler(self, instruments: Instruments) -> PmSampler | None:
-        if self._no_sampler is not None:
+    def _pm_sampler(self, instruments: Instruments, counters: str) -> PmSampler | None:
+        if counters in self._no_sampler:
             return None
-        interval_ns = instruments.pm_interval_us * 1000
-        if self._sampler is not None and interval_ns == self._interval_ns:
+        wanted = (counters, instruments.pm_interval_us * 1000)
+        if self._sampler is not None and wanted == self._sampled:
             return self._sampler
         self._close_sampler()
-        sampler = PmSampler(self.ordinal, uuid=self.uuid, interval_ns=interval_ns)
+        sampler = PmSampler(self.ordinal, uuid=self.uuid, set_name=counters, interval_ns=wanted[1])
         try:
-            self._no_sampler = guarded("pm_sampler: available", sampler.available, START_SECONDS)
+            missing = guarded("pm_sampler: available", sampler.available, START_SECONDS)
         except ProbeError as error:
             sampler.close()
             fallback = "NVML's mean over the capture, else bytes of the byte model over step time"
-            self._no_sampler = Missing(
-                "pm_sampler", "HBM throughput, CTA occupancy", error.message, fallback, error.hint
-            )
-        if self._no_sampler is not None:
-            self._run.miss(None, self._no_sampler)
+            what = ", ".join(reading.name for reading in sampler.set.readings if reading.name != CYCLES)
+            missing = Missing("pm_sampler", what, error.message, fallback, error.hint)
+        if missing is not None:
+            self._no_sampler[counters] = missing
+            self._run.miss(None, missing)
             return None
-        self._sampler, self._interval_ns = sampler, interval_ns
+        self._sampler, self._sampled = sampler, wanted
         return sampler
 
     def pulse(self) -> Pulsed | None:
@@ -109,7 +111,7 @@ class CudaBench:
         if self.marker is None:
             return None
         clock = self.marker.clock()
-        return Pulsed(self.marker.pulses(sample_ns=self._interval_ns), clock)
+        return Pulsed(self.marker.pulses(sample_ns=self._sampled[1]), clock)
 
     def host_clock(self) -> ClockSource | None:
         """Return how the host's clock stands to the bundle's, which is the device's; None without a marker."""

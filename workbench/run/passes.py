@@ -57,20 +57,27 @@ def clean_pass(run: Run, pipeline: Pipeline) -> None:
     run.writer.flush()
 
 
-def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
-    """Decode again while another process samples counters and NVML is polled."""
+def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench, *, sets: int | None = None) -> None:
+    """Decode again while another process samples counters and NVML is polled, once for each counter set; for the first
+    ``sets`` of them, where that is given."""
     variant = pipeline.variant
-    limit = variant.instruments.sampled_steps
-    if limit == 0:
+    if variant.instruments.sampled_steps == 0:
         run.miss(variant.name, Missing("pm_sampler", "HBM throughput, CTA occupancy", "instruments.sampled_steps is 0"))
         return
+    for number, counters in enumerate(variant.instruments.pm_sets[:sets]):
+        if number == 0 or variant.instruments.pm:
+            _sampled_set(run, pipeline, bench, counters, first=number == 0)
+
+
+def _sampled_set(run: Run, pipeline: Pipeline, bench: CudaBench, counters: str, *, first: bool) -> None:
+    variant, limit = pipeline.variant, pipeline.variant.instruments.sampled_steps
     wanted = variant.instruments.pm_interval_us
     rate = interval_us(wanted, run.walls.get((variant.name, "clean"), {}), limit)
     if rate != wanted and variant.instruments.pm:
         why = f"{limit} steps this long would fill the hardware buffer"
         what = f"counter samples every {wanted} us"
         run.miss(variant.name, Missing("pm_sampler", what, why, f"samples every {rate} us", "fewer sampled_steps"))
-    probes = bench.sampling_probes(variant.instruments.model_copy(update={"pm_interval_us": rate}))
+    probes = bench.sampling_probes(variant.instruments.model_copy(update={"pm_interval_us": rate}), counters)
     recording = Recording(run, variant.name, probes)
     done: list[NumberedStep] = []
     try:
@@ -95,7 +102,9 @@ def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench) -> None:
         )
         for probe, capture in finished
     ]
-    _cost(run, variant.name, "sampled", recording.write(finished, done))
+    written = recording.write(finished, done)
+    if first:  # what one set costs, the others do
+        _cost(run, variant.name, "sampled", written)
     run.writer.flush()
 
 

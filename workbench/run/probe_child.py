@@ -69,7 +69,7 @@ def _measure(mode: str, run: Run, pipeline: Pipeline, bench: CudaBench | None) -
     elif mode == "traced":
         traced_pass(run, pipeline, bench, None)
     elif bench is not None and mode == "sampled":
-        sampled_pass(run, pipeline, bench)
+        sampled_pass(run, pipeline, bench, sets=1)
     elif bench is not None and mode == "laned":
         laned_pass(run, pipeline, bench)
     else:

@@ -116,6 +116,17 @@ def test_over_fetch_by_counters(device_run: Make) -> None:
     assert "over-fetch" not in found(device_run(good(8), read_bytes=BYTES, tables={"counters": exact}))
 
 
+def test_sets_sampled_one_after_the_other_each_count_at_their_own_rate(device_run: Make) -> None:
+    """Half of the steps have samples of DRAM reads, the other half of local memory: neither is halved by that."""
+    reads = samples(device_run, 1.0 * BYTES)
+    local = samples(device_run, 0.5 * BYTES, name="local_read_bytes")
+    middle = sorted(row["start_ns"] for row in reads)[len(reads) // 2]
+    rows = [row for row in reads if row["start_ns"] < middle] + [row for row in local if row["start_ns"] >= middle]
+    counted = Facts(device_run(good(8), read_bytes=BYTES, tables={"counters": rows}), "v").step_counters
+    assert counted.read_bytes == pytest.approx(BYTES, rel=0.02)
+    assert counted.local_bytes == pytest.approx(BYTES / 2, rel=0.02)
+
+
 def test_over_fetch_by_copies(device_run: Make) -> None:
     copies = [
         {"name": "Memcpy DtoD (Device -> Device)", "kind": "memcpy", "ns": 20_000, "copied_bytes": 40_000_000}
