@@ -90,6 +90,26 @@ def test_the_last_gap_of_a_kept_step_keeps_its_cause(tmp_path: Path) -> None:
                 assert after.get("unexplained", 0) <= 0.0005 * sum(before.values()), name
 
 
+def test_of_each_counter_set_the_first_steps_stay(tmp_path: Path) -> None:
+    """Sets follow on each other, each over steps of its own: the pass's first steps would be of one alone."""
+    with BundleWriter.create(tmp_path / "source", Manifest(variants=[VariantRecord(name="v")])) as writer:
+        for number, source in enumerate(("pm_sampler", "pm_sampler, stalls")):
+            own = {"variant": "v", "source": source, "name": f"counter {number}", "unit": "B", "device": 0}
+            for index in range(6):
+                start = 1_000_000 * (10 * number + index + 1)
+                marks = {"start_ns": start, "draft_end_ns": start, "forward_end_ns": start + 900_000}
+                step = {"variant": "v", "run_pass": "sampled", "step_id": 10 * number + index, "index": index}
+                writer.append("steps", [step | marks | {"end_ns": start + 900_000, "warmup": index == 0, "width": 1}])
+                spans = [(start + at, start + at + 100_000) for at in range(0, 900_000, 100_000)]
+                writer.append("counters", [own | {"start_ns": a, "end_ns": b, "value": 1.0} for a, b in spans])
+    with Bundle.open(tmp_path / "source") as source_bundle:
+        path = thin(source_bundle, tmp_path / "out", Choice(sampled=2))
+    with Bundle.open(path) as out:
+        assert [row["step_id"] for row in count(out, "SELECT step_id FROM steps ORDER BY step_id")] == [1, 2, 11, 12]
+        counted = count(out, "SELECT source, count(*) AS n FROM counters GROUP BY source ORDER BY source")
+        assert counted == [{"source": "pm_sampler", "n": 18}, {"source": "pm_sampler, stalls", "n": 18}]
+
+
 def test_the_same_source_gives_the_same_bytes(tmp_path: Path) -> None:
     with Bundle.open(SOURCE) as source:
         choice = Choice(traced=1, sampled=1, lanes=0, bin_us=100, drop=("host", "syncs"))

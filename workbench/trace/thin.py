@@ -19,6 +19,7 @@ from workbench.errors import InputError
 from workbench.trace.bundle import Bundle, BundleWriter
 from workbench.trace.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from workbench.trace.merge_samples import merge_samples
+from workbench.trace.sampled_sets import SampledSets
 from workbench.trace.schema import TABLES
 from workbench.trace.seal import file_sha256
 from workbench.trace.thin_bursts import thin_bursts
@@ -73,7 +74,8 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     if "counters" not in choice.drop and source.manifest.source == "attach":
         tables["counters"] = thin_bursts(source, choice.burst_ms * 1_000_000, _bin_us(source, choice) * 1000)
     else:
-        tables["counters"] = merge_samples(_of_steps(tables["counters"], steps), choice.bin_us * 1000)
+        kept = _of_steps(tables["counters"], steps, SampledSets(tables["counters"]))
+        tables["counters"] = merge_samples(kept, choice.bin_us * 1000)
     with BundleWriter.create(out, _manifest(source, choice)) as writer:
         for name, data in tables.items():
             if data.num_rows:
@@ -125,21 +127,22 @@ def _steps(tables: dict[str, pa.Table], choice: Choice) -> pa.Table:
     (``diagnose.steps.load_steps``).
     """
     steps = tables["steps"].sort_by([("start_ns", "ascending"), ("step_id", "ascending")])
-    stamped = _stamped_steps(tables)
-    taken: dict[tuple[str, str], int] = {}
+    stamped, sets = _stamped_steps(tables), SampledSets(tables["counters"])
+    taken: dict[tuple[str, str, int], int] = {}
     keep = np.zeros(steps.num_rows, bool)
-    columns = ("variant", "run_pass", "warmup", "index", "step_id")
+    columns = ("variant", "run_pass", "warmup", "index", "step_id", "end_ns")
     values = list(zip(*(steps[name].to_pylist() for name in columns), strict=True))
-    settled = {(variant, kind) for variant, kind, warmup, _, _ in values if not warmup}
-    for row, (variant, kind, warmup, index, step_id) in enumerate(values):
+    settled = {(variant, kind) for variant, kind, warmup, *_ in values if not warmup}
+    for row, (variant, kind, warmup, index, step_id, end) in enumerate(values):
         if kind == "clean":
             keep[row] = True
             continue
         most = {"traced": choice.traced, "sampled": choice.sampled, "laned": choice.lanes}[kind]
         held = kind != "laned" or not stamped or step_id in stamped
         counts = not warmup if (variant, kind) in settled else index > 0
-        if counts and held and taken.get((variant, kind), 0) < most:
-            taken[variant, kind] = taken.get((variant, kind), 0) + 1
+        own = variant, kind, sets.of(variant, kind, end)
+        if counts and held and taken.get(own, 0) < most:
+            taken[own] = taken.get(own, 0) + 1
             keep[row] = True
     return steps.filter(pa.array(keep))
 
@@ -245,27 +248,28 @@ def _null(table: pa.Table, name: str, where: pa.ChunkedArray) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, emptied)
 
 
-def _of_steps(counters: pa.Table, steps: pa.Table) -> pa.Table:
-    """Return the samples of the kept steps of their variant, and between those that were sampled; instant readings and
-    those of the whole run all."""
+def _of_steps(counters: pa.Table, steps: pa.Table, sets: SampledSets) -> pa.Table:
+    """Return the samples of the kept steps of their variant, and between those that were sampled with one set; instant
+    readings and those of the whole run all."""
     spans: dict[str, list[tuple[int, int]]] = {}
-    passes: dict[tuple[str, str], tuple[int, int]] = {}
+    passes: dict[tuple[str, str, int], tuple[int, int]] = {}
     columns = ("variant", "run_pass", "start_ns", "end_ns")
     for variant, kind, first, last in zip(*(steps[name].to_pylist() for name in columns), strict=True):
         if kind == "clean":
             spans.setdefault(variant, []).append((first, last))
         else:
-            known = passes.get((variant, kind), (first, last))
-            passes[variant, kind] = (min(known[0], first), max(known[1], last))
-    for (variant, _), span in passes.items():
+            own = variant, kind, sets.of(variant, kind, last)
+            known = passes.get(own, (first, last))
+            passes[own] = (min(known[0], first), max(known[1], last))
+    for (variant, *_), span in passes.items():
         spans.setdefault(variant, []).append(span)
     start, end = _ints(counters, "start_ns"), _ints(counters, "end_ns")
     variants = np.array(counters["variant"].to_pylist(), object)
     keep = (start == end) | (variants == None)  # noqa: E711 - element by element
-    for variant, own in spans.items():
+    for variant, held in spans.items():
         mine = np.flatnonzero(variants == variant)
-        begins = np.array([first for first, _ in sorted(own)], np.int64)
-        ends = np.array([last for _, last in sorted(own)], np.int64)
+        begins = np.array([first for first, _ in sorted(held)], np.int64)
+        ends = np.array([last for _, last in sorted(held)], np.int64)
         # The last step that begins before the sample ends: does it reach into the sample?
         at = np.searchsorted(begins, end[mine], side="left") - 1
         keep[mine] |= (at >= 0) & (ends[np.maximum(at, 0)] > start[mine])
