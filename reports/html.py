@@ -116,8 +116,9 @@ def render(document: Document, created: str) -> str:
     return text
 
 
-def write_html(bundle: Bundle, path: str | Path) -> Path:
-    """Diagnose ``bundle`` and write its report to ``path``, whole or not at all; return the path.
+def write_html(bundle: Bundle, path: str | Path, diagnosis: Diagnosis | None = None) -> Path:
+    """Write the report of ``bundle`` to ``path``, whole or not at all; return the path. ``diagnosis``: of this bundle,
+    where it is known already.
 
     Raises UnfitError where no variant of a run has a measured step, InputError where ``path`` cannot be written.
     """
@@ -126,7 +127,7 @@ def write_html(bundle: Bundle, path: str | Path) -> Path:
     elif is_ingested(bundle):
         text = render_ingested_html(bundle)
     else:
-        text = render_html(bundle, diagnose(bundle))
+        text = render_html(bundle, diagnosis or diagnose(bundle))
     return _write(text, Path(path))
 
 

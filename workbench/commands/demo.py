@@ -14,6 +14,7 @@ from workbench.errors import InputError, UnfitError
 from workbench.terminal import note, print_json, print_line, printable
 
 if TYPE_CHECKING:
+    from workbench.diagnose.summary import Diagnosis
     from workbench.trace.bundle import Bundle
 
 RUNS = Path("runs")
@@ -141,8 +142,8 @@ def _present(folder: Path, *, open_: bool, as_json: bool) -> None:
 
     path = folder / "report.html"
     with Bundle.open(folder) as bundle:
-        answer = _answer(bundle)
-        write_html(bundle, path)
+        answer, diagnosis = _answer(bundle)
+        write_html(bundle, path, diagnosis)
     if as_json:
         print_json({"bundle": str(folder), "report": str(path), "headline": answer})
     else:
@@ -156,13 +157,14 @@ def _present(folder: Path, *, open_: bool, as_json: bool) -> None:
         webbrowser.open(path.resolve().as_uri())
 
 
-def _answer(bundle: "Bundle") -> str:
-    """Return the one sentence on the recording."""
+def _answer(bundle: "Bundle") -> tuple[str, "Diagnosis | None"]:
+    """Return the one sentence on the recording, and the diagnosis that it comes from; None where it is another's."""
     if bundle.manifest.source == "attach":
         from workbench.diagnose.attached import attached
 
-        return attached(bundle).headline()
+        return attached(bundle).headline(), None
     from workbench.diagnose.headline import headline
     from workbench.diagnose.summary import diagnose
 
-    return headline(diagnose(bundle))
+    diagnosis = diagnose(bundle)
+    return headline(diagnosis), diagnosis

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Bundle", "BundleWriter"]
 
 MAX_RESULT_BYTES = 1 << 30
+READ_WHOLE_BYTES = 4 << 20
+"""Parquet files up to this size are read once, not for every query: a diagnosis asks some hundred times."""
+
 QUERY_MEMORY = "4GiB"
 
 
@@ -155,7 +158,8 @@ class Bundle:
         )
         for name in TABLES:
             path = self._parquet(name)
-            if name in self.manifest.tables:
+            record = self.manifest.tables.get(name)
+            if record is not None and record.bytes > READ_WHOLE_BYTES:
                 self._verify(name)
                 seal.require_size(path, name, pq.read_metadata(path).num_rows, self._max_bytes)
                 # Scanned where it lies, so that a query reads only the columns it names.
