@@ -48,6 +48,12 @@ class Entry:
     #: What the launch caps a thread's registers to; 0: nothing.
     registers: int = 0
 
+    @property
+    def options(self) -> dict[str, int]:
+        """Triton's options of the launch."""
+        cap = {"maxnreg": self.registers} if self.registers else {}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, **cap}
+
 
 _EXPERT_TYPES = {
     "w_ptr": "*i32",

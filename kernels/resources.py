@@ -65,9 +65,7 @@ def compile_resources(entry: "Entry", target: int, *, registers: int = 0) -> Res
     Triton's on-disk cache makes a second call cheap. Raises InputError for an unknown target or under
     ``TRITON_INTERPRET``, UnfitError when the tool chain is missing or fails.
     """
-    limit = registers or entry.registers
-    cap = {"maxnreg": limit} if limit else {}
-    options = {"num_warps": entry.num_warps, "num_stages": entry.num_stages, **cap}
+    options = entry.options | ({"maxnreg": registers} if registers else {})
     compiled = compile_kernel(entry.kernel, entry.types, entry.constants, entry.divisible, target, options)
     return read_resources(compiled, entry.name)
 

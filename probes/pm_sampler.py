@@ -100,14 +100,15 @@ class PmSampler:
     def available(self) -> Missing | None:
         """Start the sidecar, which tests itself for some hundredths of a second; return why it cannot sample, if so."""
         if problem := self._environment.problem():
-            return self._missing(problem, INSTALL)
+            return self.missing(problem, INSTALL)
         try:
             self.prepare()
         except SidecarError as error:
-            return self._missing(error.message, error.hint)
+            return self.missing(error.message, error.hint)
         return None
 
-    def _missing(self, why: str, fix: str) -> Missing:
+    def missing(self, why: str, fix: str) -> Missing:
+        """Return that the set cannot be sampled, and what stands in."""
         what = ", ".join(reading.name for reading in self.set.readings if reading.name != CYCLES)
         return Missing(self.name, what, why, _FALLBACK, fix)
 
@@ -177,7 +178,7 @@ class PmSampler:
                 "severity": "error",
                 "detail": error.message,
             }
-            return Capture({}, missing=[self._missing(error.message, error.hint)], losses=[loss])
+            return Capture({}, missing=[self.missing(error.message, error.hint)], losses=[loss])
 
     def _capture(self, stopped: dict[str, Any], stopped_ns: int) -> Capture:
         metrics: dict[str, str] = self.ready["metrics"]

@@ -3,13 +3,16 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workbench.commands.options import BundlePath, Json
 from workbench.errors import InputError
 from workbench.terminal import json_text, print_json, print_line
+
+if TYPE_CHECKING:
+    from workbench.diagnose.summary import Diagnosis
 
 
 class Format(StrEnum):
@@ -54,8 +57,11 @@ def report(
         print_line(path)
 
 
-def write_report(bundle: Path, path: Path, format_: Format) -> None:
-    """Write the report of ``bundle`` to ``path``. Raises InputError where it cannot be written."""
+def write_report(bundle: Path, path: Path, format_: Format, diagnosis: "Diagnosis | None" = None) -> None:
+    """Write the report of ``bundle`` to ``path``; ``diagnosis``: its own, where it is known, for HTML.
+
+    Raises InputError where it cannot be written.
+    """
     from workbench.trace.bundle import Bundle
 
     try:
@@ -63,7 +69,7 @@ def write_report(bundle: Path, path: Path, format_: Format) -> None:
             from workbench.reports.html import write_html
 
             with Bundle.open(bundle) as opened:
-                write_html(opened, path)
+                write_html(opened, path, diagnosis)
         else:
             path.write_text(_text(bundle, format_), encoding="utf-8")
     except OSError as error:

@@ -103,7 +103,7 @@ def _present(folder: Path, *, html: bool, as_json: bool) -> None:
             print_line()
             print_line(f"bundle  {folder}")
     if report:
-        write_report(folder, report, Format.HTML)
+        write_report(folder, report, Format.HTML, diagnosis)
     if as_json:
         print_json({"bundle": str(folder), "report": report and str(report), "diagnosis": diagnosis.to_json()})
     elif report:

@@ -103,11 +103,7 @@ def _catalogue(only: Sequence[str]) -> Planned:
                 entry.types,
                 entry.constants,
                 entry.divisible,
-                {
-                    "num_warps": entry.num_warps,
-                    "num_stages": entry.num_stages,
-                    **({"maxnreg": entry.registers} if entry.registers else {}),
-                },
+                entry.options,
                 entry.shape,
                 entry.shape,
                 "catalogue",

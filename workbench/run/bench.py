@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import torch
 
-from workbench.probes.counter_sets import CYCLES
 from workbench.probes.device_uuid import cuda_uuid
 from workbench.probes.marker import Marker
 from workbench.probes.nvml import NvmlProbe
@@ -96,9 +95,7 @@ class CudaBench:
             missing = guarded("pm_sampler: available", sampler.available, START_SECONDS)
         except ProbeError as error:
             sampler.close()
-            fallback = "NVML's mean over the capture, else bytes of the byte model over step time"
-            what = ", ".join(reading.name for reading in sampler.set.readings if reading.name != CYCLES)
-            missing = Missing("pm_sampler", what, error.message, fallback, error.hint)
+            missing = sampler.missing(error.message, error.hint)
         if missing is not None:
             self._no_sampler[counters] = missing
             self._run.miss(None, missing)

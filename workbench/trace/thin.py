@@ -62,7 +62,8 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     if unknown := [name for name in choice.only if name not in known]:
         raise InputError(f"--only {unknown[0]}: no such variant", hint=f"one of {', '.join(known)}")
     tables = {name: _of_variants(source.table(name), choice.only) for name in TABLES}
-    steps = tables["steps"] = _steps(tables, choice)
+    sets = SampledSets(tables["counters"])
+    steps = tables["steps"] = _steps(tables, choice, sets)
     _device_and_host(tables, steps)
     for name in choice.drop:
         tables[name] = tables[name].slice(0, 0)
@@ -74,8 +75,7 @@ def thin(source: Bundle, out: Path, choice: Choice) -> Path:
     if "counters" not in choice.drop and source.manifest.source == "attach":
         tables["counters"] = thin_bursts(source, choice.burst_ms * 1_000_000, _bin_us(source, choice) * 1000)
     else:
-        kept = _of_steps(tables["counters"], steps, SampledSets(tables["counters"]))
-        tables["counters"] = merge_samples(kept, choice.bin_us * 1000)
+        tables["counters"] = merge_samples(_of_steps(tables["counters"], steps, sets), choice.bin_us * 1000)
     with BundleWriter.create(out, _manifest(source, choice)) as writer:
         for name, data in tables.items():
             if data.num_rows:
@@ -120,14 +120,14 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     return msgspec.structs.replace(old, notes=[*old.notes, note], command=command, variants=variants)
 
 
-def _steps(tables: dict[str, pa.Table], choice: Choice) -> pa.Table:
+def _steps(tables: dict[str, pa.Table], choice: Choice, sets: SampledSets) -> pa.Table:
     """Return the steps to keep: clean ones all, of the others the first of each variant that are no warm-up.
 
     Where a pass is no longer than the warm-up, all but its first step count, as for every statistic
     (``diagnose.steps.load_steps``).
     """
     steps = tables["steps"].sort_by([("start_ns", "ascending"), ("step_id", "ascending")])
-    stamped, sets = _stamped_steps(tables), SampledSets(tables["counters"])
+    stamped = _stamped_steps(tables)
     taken: dict[tuple[str, str, int], int] = {}
     keep = np.zeros(steps.num_rows, bool)
     columns = ("variant", "run_pass", "warmup", "index", "step_id", "end_ns")
