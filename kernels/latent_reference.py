@@ -175,7 +175,7 @@ def _pack_layer(shape: LatentShape, layer: LayerModel) -> LatentLayer:
         kv_norm=layer.kv_norm,
         index_norm=None if index is None else index.norm,
         ffn_norm=layer.ffn_norm,
-        router=None if routed is None else routed.router.T.contiguous(),
+        router=None if routed is None else routed.router,
         correction=None if routed is None else routed.correction,
         gate_up=None
         if routed is None

@@ -172,7 +172,7 @@ class LatentLayer:
 
     ``a``: q_a, kv_a, where the layer owns an indexer also its key and its head weights (rows padded to 16); ``q_b``:
     the query up-projection, then the indexer's; ``uk`` of [heads * kv_lora, nope]; ``uv`` of [heads * v_dim, kv_lora].
-    ``index_norm`` fp32 weight and bias, None without an indexer; ``router`` bf16 [hidden, experts], ``correction``,
+    ``index_norm`` fp32 weight and bias, None without an indexer; ``router`` bf16 [experts, hidden], ``correction``,
     ``gate_up``, ``down`` None in a dense layer; ``feed_up`` and ``feed_down``: the shared expert or the dense FFN.
     """
 
@@ -221,7 +221,7 @@ def expected_layer(shape: LatentShape, layer: int) -> dict[str, Extents | None]:
         "kv_norm": (bf16, (shape.kv_lora,)),
         "index_norm": (fp32, (2, shape.index_dim)) if owner else None,
         "ffn_norm": (bf16, (h,)),
-        "router": (bf16, (h, e)) if routed else None,
+        "router": (bf16, (e, h)) if routed else None,
         "correction": (fp32, (e,)) if routed else None,
         "gate_up": (u8, (e, i // 8, up)) if routed else None,
         "down": (u8, (e, h // 16, down)) if routed else None,

@@ -54,9 +54,11 @@ class LatentPlan:
     """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
 
     ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
-    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: one lane of a
-    warp polls what is waited for before all lanes load. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
-    ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
+    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: 0 all
+    lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load and one polls where most are
+    late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
+    ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left, 4 FP8 by conversions of
+    what lies as shifts want it; results are then wrong.
     """
 
     grid: int
@@ -69,7 +71,7 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
-    gate: bool = True
+    gate: int = 1
     decode: int = 0
     leave_out: int = 0
     watchdog_ns: int = 200_000_000
@@ -85,8 +87,10 @@ class LatentPlan:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.prefetch_bytes < 0 or self.prefetch_bytes % 16:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
-        if self.decode not in (0, 1) or self.leave_out not in range(4):
-            raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
+        if self.decode not in (0, 1) or self.leave_out not in range(5):
+            raise InputError(f"decode must be 0 or 1, leave_out 0 to 4, not {self.decode} and {self.leave_out}")
+        if self.gate not in (0, 1, 2):
+            raise InputError(f"gate must be 0, 1 or 2, not {self.gate}")
         if self.collective_ns < 0:
             raise InputError(f"collective_ns must be 0 or more, not {self.collective_ns}")
         if self.watchdog_ns <= 0:
@@ -103,10 +107,12 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
     act = max(
         4 * max(shape.hidden, shape.heads * shape.v_dim),
         2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter)),
-        4 * warps * max(shape.kv_lora, shape.experts),
+        4 * shape.kv_lora * (warps + warps // 4),
     )
-    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 5) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
-    rows = 4 * (2 * 16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
+    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 11) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
+    small += 4 * (warps * -(-shape.experts // grid) + shape.experts + shape.rope)
+    small += 4 * max(4, shape.shared_inter, shape.dense_inter)
+    rows = 4 * (16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
     return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64
 
 
@@ -197,7 +203,7 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "EVICT": int(plan.evict_first),
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,
-        "GATE": int(plan.gate),
+        "GATE": plan.gate,
         "DECODE": plan.decode,
         "LEAVE_OUT": plan.leave_out,
         "WATCHDOG_NS": plan.watchdog_ns,
@@ -220,8 +226,7 @@ def scratch_parts(shape: LatentShape, plan: LatentPlan) -> dict[str, int]:
         "attended": shape.heads * shape.v_dim,
         "x_mid": shape.hidden,
         "x_in": shape.hidden,
-        "router_parts": shape.experts * (-(-plan.grid // 4) * 4),
-        "router_sums": shape.experts,
+        "scores": shape.experts,
         "inter": shape.top_k * shape.inter,
         "feed_shared": 8 * shape.shared_inter,
         "feed_dense": 8 * shape.dense_inter,

@@ -114,10 +114,10 @@ def cases(*, next_round: bool = False) -> list[Case]:
     near, far = (*range(12), 30, 31), (0, 1, 2, 130, 131, 700, 2047)
     if next_round:
         return [
-            Case("tiny", TINY, 16, near, 64, changes={"warps": 16, "gate": False}),
-            Case("few layers", FEW, SMS, far, CAPACITY, changes={"warps": 16, "gate": False}),
-            Case("few layers 8 warps", FEW, SMS, (0, 1, 700), CAPACITY, changes={"gate": False}),
-            Case("few layers 8 warps decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"gate": False, "decode": 1}),
+            Case("tiny", TINY, 16, near, 64),
+            Case("few layers", FEW, SMS, far, CAPACITY),
+            Case("few layers gate 2", FEW, SMS, far, CAPACITY, changes={"gate": 2}),
+            Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
         ]
     return [
         Case("tiny", TINY, 16, near, 64),
@@ -130,7 +130,8 @@ def cases(*, next_round: bool = False) -> list[Case]:
         Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
         Case("few layers 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 16}),
         Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
-        Case("few layers all lanes poll", FEW, SMS, (0, 700), CAPACITY, changes={"gate": False}),
+        Case("few layers all poll", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 0}),
+        Case("few layers gate 2", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 2}),
         Case("few layers prefetch", FEW, SMS, (0, 700), CAPACITY, changes={"prefetch_bytes": 65536}),
         Case("no indexer", PLAIN, SMS, (0, 1, 700), CAPACITY),
     ]
@@ -297,29 +298,24 @@ def layers_that_fit(free_bytes: int) -> int:
 
 
 def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, LatentPlan]]:
-    """What is timed, the main question first; ``next_round``: the second round of docs/kernels-cuda.md, section 9."""
+    """What is timed, the main question first; ``next_round``: only what was not measured yet."""
+    base = persistent_latent.make_plan(shape, SMS)
+    asking = replace(base, gate=2)
+    wide = persistent_latent.make_plan(shape, SMS, warps=16)
     if next_round:
-        base = replace(persistent_latent.make_plan(shape, SMS, warps=16), gate=False)  # the default of that round
-        narrow = replace(persistent_latent.make_plan(shape, SMS, warps=8), gate=False)
         return [
             ("base", base),
-            ("8 warps", narrow),
+            ("gate 2", asking),
             ("lanes", replace(base, lanes=True)),
-            ("8 warps, lanes", replace(narrow, lanes=True)),
-            ("one lane polls", replace(base, gate=True)),
-            ("8 warps, one lane polls", replace(narrow, gate=True)),
-            ("in flight 2", replace(base, in_flight=2)),
-            ("8 warps, in flight 0", replace(narrow, in_flight=0)),
-            ("9 stages", replace(base, stages=9)),
-            ("8 warps, 9 stages", replace(narrow, stages=9)),
-            ("8 warps, decode 1", replace(narrow, decode=1)),
-            ("without copies and products, lanes", replace(base, leave_out=3, lanes=True)),
-            ("without products", replace(base, leave_out=2)),
-            ("8 warps, without copies and products", replace(narrow, leave_out=3)),
+            ("gate 2, lanes", replace(asking, lanes=True)),
+            ("16 warps, gate 2", replace(wide, gate=2)),
+            ("gate 2, in flight 0", replace(asking, in_flight=0)),
+            ("gate 2, prefetch 64 KB", replace(asking, prefetch_bytes=65536)),
+            ("gate 2, FP8 by conversion", replace(asking, leave_out=4)),
+            ("gate 2, without products", replace(asking, leave_out=2)),
+            ("gate 2, without copies and products, lanes", replace(asking, leave_out=3, lanes=True)),
             ("base (again)", base),
         ]
-    base = persistent_latent.make_plan(shape, SMS)
-    wide = persistent_latent.make_plan(shape, SMS, warps=16)
     return [
         ("base", base),
         ("lanes", replace(base, lanes=True)),
@@ -329,7 +325,8 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
         ("in flight 4", replace(base, in_flight=4)),
         ("prefetch 64 KB", replace(base, prefetch_bytes=65536)),
         ("collectives 8 us", replace(base, collective_ns=8000)),
-        ("all lanes poll", replace(base, gate=False)),
+        ("all lanes poll", replace(base, gate=0)),
+        ("gate 2", asking),
         ("9 stages", replace(base, stages=9)),
         ("4 stages", replace(base, stages=4)),
         ("decode 1", replace(base, decode=1)),

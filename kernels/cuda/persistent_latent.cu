@@ -2,9 +2,9 @@
 //
 // As persistent.cu: one CTA a multiprocessor, all co-resident; in each a producer lane streams the CTA's fixed share of every weight
 // of the step, in order, through one ring of shared-memory stages, and the consumer warps follow it phase by phase. A layer is
-//   low | query | attention | values | out (and router) | gate_up | down
-// seven exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words. One more warp, the
-// router's, adds up and chooses beside them.
+//   low | query | attention | values | out | (router and) gate_up | down
+// seven exchanges of activations and one of scores, so here there is no grid barrier at all: what one CTA tells another is tagged words. One
+// more warp, the router's, chooses from the scores beside them.
 //
 // Tags. A word is an fp32 number whose two lowest bits count the uses of its place, modulo 4 (the reader clears them: 22 bits of mantissa pass
 // between phases, the residual itself keeps 24). A reader polls until the tag is the one of this use. A place is written once a use, and its
@@ -20,7 +20,7 @@
 //     publishes them. down sums over the chosen experts in the CTA, so no more than the rows themselves is exchanged;
 //   - GRID / HEADS CTAs serve a head: its rows of the query, and a part of its cached positions each. Absorbing is linear: who has sixteen rows of
 //     the query multiplies them at once with their columns of the key half of kv_b, and attention adds these parts. Nobody waits for a whole query;
-//   - the router is linear up to the RMS factor: each CTA multiplies its rows with their router columns, one CTA an expert adds them up;
+//   - a CTA scores two experts or so: it has every row of their router, and multiplies before it knows the RMS factor of what it multiplies;
 //   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
 //
 // Arithmetic: FP8 weights exact in fp16 (value * 2^-8) against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
@@ -33,9 +33,11 @@
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
-//   GATE                           1: one lane of a warp polls, then all load; 0: all poll for what they have not got yet
+//   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
+//                                  most of a warp's lanes are late one polls before they load again
 //   DECODE                         as in mxfp4.cuh
-//   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
+//   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; 4: FP8 by the conversion instruction, though
+//                                  it lies as shifts want it; results are then wrong, times valid
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "mxfp4.cuh"
 
@@ -104,22 +106,25 @@ constexpr u32 kExpertTile = kDownUnits * mxfp4::kUnitBytes;  // of down: a row t
 constexpr u32 kFeedParts = 4;
 constexpr u32 kFeedUnits = kHiddenUnits / kFeedParts;
 constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
+constexpr u32 kSharedUnits = SHARED_INTER > 0 ? SHARED_INTER / 128 : 1;
+constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageUnits;  // the shared expert's share of down is a stage
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kPartial = KV_LORA + 4;
-constexpr u32 kRouterPad = (GRID + 3) / 4 * 4;
+constexpr int kScored = (EXPERTS + GRID - 1) / GRID;  // experts that a CTA scores: a stage each
 constexpr u32 kVocabTiles = VOCAB / 16;
 constexpr u32 kVocabSteps = HIDDEN / 16;
 constexpr int kWidest = HIDDEN > HEADS * V_DIM ? HIDDEN : HEADS * V_DIM;
 constexpr int kFeedMost = SHARED_INTER > DENSE_INTER ? SHARED_INTER : DENSE_INTER;
 constexpr int kVectorBytes = 2 * kWidest;
 constexpr int kDownBytes = 2 * (TOPK * INTER + kFeedMost);
-constexpr int kCombineBytes = WARPS * 4 * (KV_LORA > EXPERTS ? KV_LORA : EXPERTS);
+constexpr int kCombineBytes = 4 * KV_LORA * WARPS;
 constexpr int kActPart = 2 * kVectorBytes > kDownBytes ? 2 * kVectorBytes : kDownBytes;
-constexpr int kActBytes = kActPart > kCombineBytes ? kActPart : kCombineBytes;
 constexpr int kPartRow = WARPS + 4;  // one row's sums of all warps: whole float4, and rows of a tile in different banks
 constexpr int kPartFloats = 2 * PIECES * 16 * kPartRow;
 constexpr int kJoiners = kConsumers / (KV_LORA / 4);  // groups of threads that add parts of a vector of the latent
+constexpr int kAttentionBytes = kCombineBytes + 4 * kJoiners * KV_LORA;  // what warps have, and behind it the head's query
+constexpr int kActBytes = kActPart > kAttentionBytes ? kActPart : kAttentionBytes;
 constexpr int kClaims = 32;
 constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so many ns: an answer of L2
 constexpr int kTable = 20;
@@ -141,6 +146,7 @@ static_assert(DENSE_LAYERS == 0 || kDenseTiles * kFeedParts >= GRID, "every CTA 
 static_assert(kOwnTiles <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES, "pieces");
 static_assert(kPartFloats >= kJoiners * (KV_LORA + 4), "the joined parts of attention reuse the sums");
 static_assert(kActBytes >= 2 * Q_LORA + 4 * kJoiners * KV_LORA, "the head's query is joined behind the low rank");
+static_assert(2 * HIDDEN <= (int)kStageBytes, "an expert's row of the router fits a stage");
 static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
 
 struct Shared {
@@ -148,18 +154,21 @@ struct Shared {
   u64 empty[STAGES];
   u64 table[2][kTable];
   alignas(16) u64 source[2][kTable];  // the producer's table
-  u64 sourced, dealt, routed, normed, chosen;
+  u64 routed[8];  // one a choice
+  u64 sourced, dealt, chosen;
   int tag[STAGES];
   int task[2 * PIECES];
   int expert[8];
   float weight[8];
   alignas(16) float sums[WARPS];
   alignas(16) float peaks[WARPS];
-  float rms;
   int token, position, launches, dead;
   alignas(16) u8 zero[16];
-  alignas(16) float own[kOwnTiles * 16];     // this CTA's rows of the residual
-  alignas(16) float scaled[kOwnTiles * 16];  // the same times the FFN norm's gain
+  alignas(16) float feed[kFeedMost > 0 ? kFeedMost : 4];  // the dense or shared FFN's activations
+  alignas(16) float own[kOwnTiles * 16];  // this CTA's rows of the residual
+  alignas(16) float dots[kScored * WARPS];
+  alignas(16) float score[EXPERTS];
+  alignas(16) float turn[ROPE];  // cosine and sine of this position's angles
   alignas(16) float query[ROPE];
   alignas(16) float row[kRow];  // this position's latent and key, as the cache keeps them
   alignas(16) u8 act[kActBytes];
@@ -303,7 +312,6 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
   const u32 cta = blockIdx.x, sub = cta % kGroup, served = cta / kGroup;
   const u32 sourced = ptx::smem_addr(&sh.sourced);
   const Share own = own_tiles();
-  u32 routed_parity = 0;
 #pragma unroll 1
   for (int layer = -1; layer < LAYERS; ++layer) {
     if (layer >= 0) ptx::mbar_wait(sourced, layer & 1);
@@ -314,6 +322,11 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
     if (layer < 0) continue;
     const u64* entry = sh.source[layer & 1];
     const bool dense = entry[kRouter] == 0, owner = entry[kIndexNorm] != 0;
+    const u32 ordinal = (u32)entry[kOrdinal];
+    auto expert = [&](u32 slot) {
+      ptx::mbar_wait(ptx::smem_addr(sh.routed + slot), ordinal & 1);
+      return (u64)sh.expert[slot];
+    };
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
       u32 task = 0, end = 1, stride = 1, pitch = 0;
@@ -353,8 +366,9 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = (own.high - own.low) * kOutUnits, run.per_tile = kOutUnits;
           break;
         case kRouterPart:
-          source(kRouter, (u64)own.low * 32 * EXPERTS);
-          run.units = dense ? 0 : own.high - own.low, run.unit_bytes = 32 * EXPERTS;
+          task = cta, end = dense ? 0 : EXPERTS, stride = GRID, pitch = 2 * HIDDEN;
+          source(kRouter, 0);
+          run.units = 1, run.unit_bytes = pitch;
           break;
         case kFeedPart:
           task = cta, end = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, stride = GRID, pitch = kFeedUnits * kUnitBytes;
@@ -374,21 +388,24 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
               ptx::bulk_prefetch_l2(reinterpret_cast<const u8*>(after[kA]) + (u64)low.low * kUnitBytes + at, min(16384u, bytes - at));
           }
 #endif
-          ptx::mbar_wait(ptx::smem_addr(&sh.routed), routed_parity);
-          routed_parity ^= 1;
           break;
         case kDownPart:
           task = own.low, end = own.high;
           run.units = run.per_tile = (dense ? DENSE_INTER : SHARED_INTER) / 128;
           pitch = run.units * kUnitBytes;
           source(kFeedDown, 0);
+          if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
+            const u32 units = (own.high - own.low) * run.units;
+            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
+            run.units = 0;
+          }
           break;
       }
       const u8* base = run.source;
 #pragma unroll 1
       for (; task < end; task += stride) {
         if (part == kExpertPart) {
-          const u64 tile = (u64)sh.expert[task / kUpTiles] * kUpTiles + task % kUpTiles;
+          const u64 tile = expert(task / kUpTiles) * kUpTiles + task % kUpTiles;
           stream_expert(ring, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
           continue;
         }
@@ -397,7 +414,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           const u32 target = acquire_stage(ring, TOPK * kExpertTile);
 #pragma unroll 1
           for (u32 slot = 0; slot < TOPK; ++slot)
-            load_weights(ring, target + slot * kExpertTile, below + (u64)sh.expert[slot] * kOutTiles * kExpertTile, kExpertTile, policy);
+            load_weights(ring, target + slot * kExpertTile, below + expert(slot) * kOutTiles * kExpertTile, kExpertTile, policy);
           ring.next();
         }
         run.source = base + (u64)task * pitch;
@@ -459,13 +476,13 @@ __device__ __forceinline__ bool give_up(Shared& sh, u32& polls) {
   if (++polls > kMostPolls) *dead = 1;
   return *dead != 0;
 }
-// word[i] = load(i), those that are late again until all have the tag; all loads go before the first check. With GATE one lane of a warp polls
-// its last word before the others ask: what every lane polls would cross L2 again and again while weights want to. All lanes of a warp call it,
-// or none.
+// word[i] = load(i), those that are late again until all have the tag; all loads go before the first check. What every lane polls would cross L2
+// again and again while weights want to: with GATE 1 one lane of a warp polls its last word before the others ask, with GATE 2 it does once most
+// lanes' last words are late, so that who comes last asks once. All lanes of a warp call it, or none.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 tag, Load load) {
   u32 polls = 0;
-#if GATE
+#if GATE == 1
   if ((ptx::thread() & 31) == 0)
 #pragma unroll 1
     while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
@@ -483,7 +500,20 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
     late = false;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) late |= is_late(word[i], tag);
+#if GATE == 2
+    const u32 crowd = __ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag));
+    if (__popc(crowd) > 16) {
+      if ((int)(ptx::thread() & 31) == __ffs(crowd) - 1)
+#pragma unroll 1
+        while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
+        }
+      __syncwarp();
+    }
+    late = __ballot_sync(0xffffffffu, late && !give_up(sh, polls)) != 0;
+  } while (late);
+#else
   } while (late && !give_up(sh, polls));
+#endif
 }
 
 __device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
@@ -522,6 +552,10 @@ __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, flo
 
 // Four FP8 weights as two registers of fp16: rows g and g + 8.
 __device__ __forceinline__ void decode_fp8(u32 word, u32& upper, u32& lower) {
+#if LEAVE_OUT & 4
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}" : "=r"(upper), "=r"(lower) : "r"(word));
+  return;
+#endif
   upper = word & 0xbf80bf80u;
   lower = ptx::select_bits(word << 1, word << 7, 0x80008000u) & 0xbf80bf80u;
 }
@@ -580,6 +614,36 @@ __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 ac
         high = fmaf(c[i][2], __uint_as_float(s[i].y), high);
       }
   }
+  ring.next();
+}
+
+// One stage of all units of count tiles of kSharedUnits each, against the vector that starts at act: lane t of a quad adds to the t-th tile's sums.
+__device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address();
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  if (mine.unit < units) {
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) {
+      const u32 unit = min(mine.unit + i * (WARPS / 4), units - 1), tile = unit / kSharedUnits;
+      const uint4 b = ptx::lds128(act + mine.vector + unit % kSharedUnits * 256), w = ptx::lds128(stage + mine.weight + unit * kUnitBytes);
+      const uint2 s = ptx::lds64(stage + unit * kUnitBytes + 4 * kStepBytes);
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      if (kProducts) {
+        u32 a[4];
+        decode_fp8(w.x, a[0], a[1]);
+        decode_fp8(w.y, a[2], a[3]);
+        ptx::mma_f16(c, a, b.x, b.y);
+        decode_fp8(w.z, a[0], a[1]);
+        decode_fp8(w.w, a[2], a[3]);
+        ptx::mma_f16(c, a, b.z, b.w);
+      }
+      if (t == tile && mine.unit + i * (WARPS / 4) < units) {
+        low = fmaf(c[0], __uint_as_float(s.x), low);
+        high = fmaf(c[2], __uint_as_float(s.y), high);
+      }
+    }
+  }
+  release_stage(ring);
   ring.next();
 }
 
@@ -768,11 +832,10 @@ __device__ __forceinline__ float reduce_peak(Shared& sh, float peak) {
   return max_warps(sh.peaks);
 }
 
-// RMSNorm in place: x becomes x * gain, the factor that is still to be applied is returned; peak: of x * gain.
+// x becomes x * gain; sum: of squares before, peak: after.
 template <int FLOATS>
-__device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& peak) {
-  float sum = 0.0f;
-  peak = 0.0f;
+__device__ __forceinline__ void apply_gain(float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& sum, float& peak) {
+  sum = peak = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVectors<FLOATS>; ++i)
     if (has_vector<FLOATS>(i)) {
@@ -781,9 +844,17 @@ __device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOA
       v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
       peak = fmaxf(peak, peak_of(v));
     }
+}
+// RMSNorm in place: x becomes x * gain, the factor that is still to be applied is returned; peak: of x * gain.
+template <int FLOATS>
+__device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& peak) {
+  float sum;
+  apply_gain<FLOATS>(x, gain, sum, peak);
   reduce(sh, sum, peak);
   return rsqrtf(sum * (1.0f / FLOATS) + (EPS));
 }
+constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
+
 // The vector times factor into sh.act as fp16, from float `at` on.
 template <int FLOATS>
 __device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors<FLOATS>], float factor, int at = 0) {
@@ -802,10 +873,26 @@ __device__ __forceinline__ u32 ordered(float value) {
   return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// One warp beside the consumers: adds up this CTA's experts of the router, chooses the TOPK experts of the largest corrected scores (the lower
-// index among equals) or those that `forced` names, and their weights. The producer goes as soon as they are known.
-__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* parts, u32* sums, int* routing, u32 launches) {
-  constexpr int kSlices = (GRID + 31) / 32, kEach = (EXPERTS + 31) / 32;
+// Descending, by Batcher's odd-even merges; every index is known to the compiler.
+template <int COUNT>
+__device__ __forceinline__ void sort_down(u64 (&item)[COUNT]) {
+#pragma unroll
+  for (int p = 1; p < COUNT; p *= 2)
+#pragma unroll
+    for (int k = p; k >= 1; k /= 2)
+#pragma unroll
+      for (int i = 0; i + k < COUNT; ++i)
+        if (i >= k % p && (i - k % p) / k % 2 == 0 && i / (2 * p) == (i + k) / (2 * p) && item[i] < item[i + k]) {
+          const u64 larger = item[i + k];
+          item[i + k] = item[i];
+          item[i] = larger;
+        }
+}
+
+// One warp beside the consumers: chooses the TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced`
+// names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts once; then a round looks at 32 heads of lists.
+__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u32 launches) {
+  constexpr int kEach = (EXPERTS + 31) / 32;
   const int lane = (int)ptx::thread() & 31;
 #pragma unroll 1
   for (int ordinal = 0; ordinal < MOE_LAYERS; ++ordinal) {
@@ -814,71 +901,50 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
     float correction[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
-    const int named = forced == nullptr ? -1 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
-    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's part is there much before this CTA's own
-#pragma unroll 1
-    for (u32 e = blockIdx.x; e < EXPERTS; e += 2 * GRID) {
-      const u32 other = min(e + GRID, (u32)EXPERTS - 1);
-      u32 word[2 * kSlices];
-      await_words(sh, word, tag,
-                  [&](int i) { return ptx::load_relaxed(parts + (u64)(i % 2 ? other : e) * kRouterPad + min(lane + i / 2 * 32, GRID - 1)); });
-      float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < kSlices; ++i)
-        if (lane + 32 * i < GRID) {
-          sum[0] += number(word[2 * i]);
-          sum[1] += number(word[2 * i + 1]);
-        }
-      sum[0] = warp_sum(sum[0]);
-      sum[1] = warp_sum(sum[1]);
-      if (lane == 0) publish(sums + e, sum[0], tag);
-      if (lane == 1 && e + GRID < EXPERTS) publish(sums + other, sum[1], tag);
-    }
+    const int named = forced == nullptr ? 0 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
+    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
     u32 word[kEach];
-    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(sums + min(lane + 32 * k, EXPERTS - 1)); });
-    ptx::mbar_wait(ptx::smem_addr(&sh.normed), ordinal & 1);
-    const float rms = sh.rms;
-    float score[kEach];
-    u32 key[kEach];
+    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
+    u64 item[kEach];  // the score above, the index below, inverted
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      score[k] = __fdividef(1.0f, 1.0f + __expf(-number(word[k]) * rms));
-      key[k] = lane + 32 * k < EXPERTS ? ordered(score[k] + correction[k]) : 0;
-    }
-    float mine = 0.0f, total = 0.0f;
-#pragma unroll 1
-    for (int choice = 0; choice < TOPK; ++choice) {
-      u32 best = key[0], index = lane;
-#pragma unroll
-      for (int k = 1; k < kEach; ++k)
-        if (key[k] > best) {
-          best = key[k];
-          index = lane + 32 * k;
-        }
-      const u32 top = ptx::warp_max_u32(best);
-      index = ptx::warp_min_u32(best == top ? index : 0xffffffffu);
-      const u32 name = (u32)__shfl_sync(0xffffffffu, named, choice);
-      index = min(forced == nullptr ? index : name, (u32)EXPERTS - 1);
-      float one = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kEach; ++k)
-        if (index == lane + 32 * k) {
-          key[k] = 0;
-          one = score[k];
-        }
-      one = __shfl_sync(0xffffffffu, one, (int)(index & 31));
-      total += one;
-      if (lane == choice) {
-        mine = one;
-        sh.expert[choice] = (int)index;
-        if (blockIdx.x == 0) routing[ordinal * TOPK + choice] = (int)index;
+      const int expert = lane + 32 * k;
+      item[k] = 0;
+      if (expert < EXPERTS) {
+        sh.score[expert] = number(word[k]);
+        item[k] = (u64)ordered(number(word[k]) + correction[k]) << 32 | (u32)~expert;
       }
     }
+    if (forced == nullptr) {
+      sort_down<kEach>(item);
+#pragma unroll 1
+      for (int choice = 0; choice < TOPK; ++choice) {
+        const u32 high = (u32)(item[0] >> 32), low = (u32)item[0];
+        const u32 top = ptx::warp_max_u32(high);
+        u32 holders = __ballot_sync(0xffffffffu, high == top);
+        if ((holders & (holders - 1)) != 0) {
+          const u32 first = ptx::warp_max_u32(high == top ? low : 0);
+          holders = __ballot_sync(0xffffffffu, high == top && low == first);
+        }
+        if (holders >> lane & 1) {
+          sh.expert[choice] = (int)min(~low, (u32)EXPERTS - 1);
+          ptx::mbar_arrive(ptx::smem_addr(sh.routed + choice));
+#pragma unroll
+          for (int k = 1; k < kEach; ++k) item[k - 1] = item[k];
+          item[kEach - 1] = 0;
+        }
+      }
+    } else if (lane < TOPK) {
+      sh.expert[lane] = min(max(named, 0), EXPERTS - 1);
+      ptx::mbar_arrive(ptx::smem_addr(sh.routed + lane));
+    }
     __syncwarp();
-    if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.routed));
+    const int expert = sh.expert[min(lane, TOPK - 1)];
+    const float mine = lane < TOPK ? sh.score[expert] : 0.0f, total = warp_sum(mine);
     if (lane < TOPK) sh.weight[lane] = mine / total * (FACTOR);
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.chosen));
+    if (lane < TOPK && blockIdx.x == 0) routing[ordinal * TOPK + lane] = expert;
   }
 }
 
@@ -935,9 +1001,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   u32* attended = partials + HEADS * kGroup * kPartial;            // [HEADS][V_DIM]
   u32* x_mid = attended + HEADS * V_DIM;                           // [HIDDEN]
   u32* x_in = x_mid + HIDDEN;                                      // [HIDDEN]
-  u32* router_parts = x_in + HIDDEN;                               // [EXPERTS][kRouterPad]
-  u32* router_sums = router_parts + EXPERTS * kRouterPad;          // [EXPERTS]
-  u32* inter = router_sums + EXPERTS;                              // [TOPK][INTER]
+  u32* scores = x_in + HIDDEN;                                     // [EXPERTS]
+  u32* inter = scores + EXPERTS;                                   // [TOPK][INTER]
   u32* feed_shared = inter + TOPK * INTER;                         // [4][2 SHARED_INTER]
   u32* feed_dense = feed_shared + 2 * kFeedParts * SHARED_INTER;   // [4][2 DENSE_INTER]
   u32* index_queries = feed_dense + 2 * kFeedParts * DENSE_INTER;  // [INDEX_HEADS][INDEX_DIM]: nobody chooses positions by them
@@ -951,8 +1016,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
-    ptx::mbar_init(ptx::smem_addr(&sh.routed), 1);
-    ptx::mbar_init(ptx::smem_addr(&sh.normed), 1);
+    for (int i = 0; i < TOPK; ++i) ptx::mbar_init(ptx::smem_addr(sh.routed + i), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
@@ -975,10 +1039,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   }
   if (warp == WARPS + 1) {
     const int* row = forced == nullptr ? nullptr : forced + (u64)(position % forced_rows) * MOE_LAYERS * TOPK;
-    route(sh, table, row, router_parts, router_sums, routing, (u32)sh.launches);
+    route(sh, table, row, scores, routing, (u32)sh.launches);
     return;
   }
 
+  if (tid < ROPE) sh.turn[tid] = rope[(u64)position * ROPE + tid];  // seen after the first layer's barriers
   const u32 act = ptx::smem_addr(sh.act);
   const Share own = own_tiles();
   const int own_rows = (int)(own.high - own.low) * 16;
@@ -1110,7 +1175,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const float* norm = reinterpret_cast<const float*>(entry[kIndexNorm]);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) value[i] = fmaf((value[i] - mean) * factor, norm[lane + 32 * i], norm[INDEX_DIM + lane + 32 * i]);
-      const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + lane) * 2);
+      const float2 turn = reinterpret_cast<const float2*>(sh.turn)[lane];
       const float first = value[0], second = value[kEach > 1 ? 1 : 0];
       value[0] = first * turn.x - second * turn.y;
       if (kEach > 1) value[1] = second * turn.x + first * turn.y;
@@ -1120,37 +1185,41 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     if (serves_head()) {
       const bool owns_current = sub == kGroup - 1;
-      if (owns_current) {  // its latent and key, as every head's last part computes them
-        uint4 raw[2];
-        const bool takes = tid < kRow / 4;
-        const u32* words = low_parts + Q_LORA + 4 * min(tid, kRow / 4 - 1);
-        const uint2 gain = reinterpret_cast<const uint2*>(entry[kLatentNorm])[min(tid, KV_LORA / 4 - 1)];
-        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + i * kAllLowRows); });
-        const float4 v = sum_of(numbers(raw[0]), numbers(raw[1]));
-        float sum = tid < KV_LORA / 4 ? fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, v.w * v.w))) : 0.0f, peak = 0.0f;
-        reduce(sh, sum, peak);
-        const float factor = rsqrtf(sum * (1.0f / KV_LORA) + (EPS));
-        if (tid < KV_LORA / 4)
-          *reinterpret_cast<float4*>(sh.row + 4 * tid) =
-              make_float4(v.x * factor * ptx::bf16_low(gain.x), v.y * factor * ptx::bf16_high(gain.x), v.z * factor * ptx::bf16_low(gain.y),
-                          v.w * factor * ptx::bf16_high(gain.y));
-        else if (takes)
-          *reinterpret_cast<float4*>(sh.row + 4 * tid) = v;
-        consumer_sync();
-        if (tid < ROPE / 2) {
-          const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + tid) * 2);
-          float* key = sh.row + KV_LORA + tid;
-          const float first = key[0], second = key[ROPE / 2];
-          key[0] = first * turn.x - second * turn.y;
-          key[ROPE / 2] = second * turn.x + first * turn.y;
+      if (owns_current && warp == WARPS - 1) {  // its latent and key, as every head's last part computes them: one warp, while the others wait
+        uint4 raw[10];
+        const u32* words = low_parts + Q_LORA;
+        uint2 gain[4];
+#pragma unroll
+        for (int c = 0; c < 4; ++c) gain[c] = reinterpret_cast<const uint2*>(entry[kLatentNorm])[32 * c + lane];
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(words + i % 2 * kAllLowRows + min(128 * (i / 2) + 4 * lane, kRow - 4)); });
+        float4 v[5];
+        float sum = 0.0f;
+#pragma unroll
+        for (int c = 0; c < 5; ++c) {
+          v[c] = sum_of(numbers(raw[2 * c]), numbers(raw[2 * c + 1]));
+          if (c < 4) sum = fmaf(v[c].x, v[c].x, fmaf(v[c].y, v[c].y, fmaf(v[c].z, v[c].z, fmaf(v[c].w, v[c].w, sum))));
         }
-        consumer_sync();
-        u16* cache = reinterpret_cast<u16*>(entry[kCache]) + (u64)position * kRow;
-#pragma unroll 1
-        for (int i = tid; i < kRow; i += kConsumers) {
-          const u16 bits = ptx::to_bf16(sh.row[i]);
-          sh.row[i] = ptx::bf16_value(bits);
-          if (served == 0) cache[i] = bits;
+        const float factor = rsqrtf(warp_sum(sum) * (1.0f / KV_LORA) + (EPS));
+        uint2* cache = reinterpret_cast<uint2*>(reinterpret_cast<u16*>(entry[kCache]) + (u64)position * kRow);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const u16 x = ptx::to_bf16(v[c].x * factor * ptx::bf16_low(gain[c].x)), y = ptx::to_bf16(v[c].y * factor * ptx::bf16_high(gain[c].x));
+          const u16 z = ptx::to_bf16(v[c].z * factor * ptx::bf16_low(gain[c].y)), w = ptx::to_bf16(v[c].w * factor * ptx::bf16_high(gain[c].y));
+          if (served == 0) cache[32 * c + lane] = make_uint2(x | (u32)y << 16, z | (u32)w << 16);
+          *reinterpret_cast<float4*>(sh.row + 128 * c + 4 * lane) =
+              make_float4(ptx::bf16_value(x), ptx::bf16_value(y), ptx::bf16_value(z), ptx::bf16_value(w));
+        }
+        if (lane < ROPE / 4) *reinterpret_cast<float4*>(sh.row + KV_LORA + 4 * lane) = v[4];
+        __syncwarp();
+        float* key = sh.row + KV_LORA + lane;
+        const float2 turn = reinterpret_cast<const float2*>(sh.turn)[lane];
+        const float first = key[0], second = key[ROPE / 2];
+        __syncwarp();
+        const u16 turned[2] = {ptx::to_bf16(first * turn.x - second * turn.y), ptx::to_bf16(second * turn.x + first * turn.y)};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          key[i * (ROPE / 2)] = ptx::bf16_value(turned[i]);
+          if (served == 0) reinterpret_cast<u16*>(cache)[KV_LORA + i * (ROPE / 2) + lane] = turned[i];
         }
       }
       const float to_log2 = 1.4426950408889634f * rsqrtf((float)kQueryDim);
@@ -1159,22 +1228,25 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         constexpr int kEach = (kAbsorbSteps + kJoiners - 1) / kJoiners;
         const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
         const u32* parts = absorbed + served * kAbsorbSteps * KV_LORA + 4 * vector;
-        uint4 raw[kEach];
-        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(parts + min(joiner + i * kJoiners, (int)kAbsorbSteps - 1) * KV_LORA); });
+        const u32* turned = query_words + served * ROPE + min(4 * lane, ROPE - 4);  // the rotated part, for one warp
+        uint4 raw[kEach + 1];
+        await_words(sh, raw, tag, [&](int i) {
+          return ptx::ldg128_relaxed(i == 0 ? turned : parts + min(joiner + (i - 1) * kJoiners, (int)kAbsorbSteps - 1) * KV_LORA);
+        });
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
-          if (joiner + i * kJoiners < (int)kAbsorbSteps) sum = sum_of(sum, numbers(raw[i]));
+          if (joiner + i * kJoiners < (int)kAbsorbSteps) sum = sum_of(sum, numbers(raw[i + 1]));
         *reinterpret_cast<float4*>(joined + 4 * tid) = sum;
-      }
-      if (warp == WARPS - 1) {  // the rotated part
-        const u32* words = query_words + served * ROPE + lane;
-        const float2 turn = *reinterpret_cast<const float2*>(rope + ((u64)position * (ROPE / 2) + lane) * 2);
-        u32 raw[2];
-        await_words(sh, raw, tag, [&](int n) { return ptx::load_relaxed(words + n * (ROPE / 2)); });
-        const float first = number(raw[0]), second = number(raw[1]);
-        sh.query[lane] = (first * turn.x - second * turn.y) * to_log2;
-        sh.query[ROPE / 2 + lane] = (second * turn.x + first * turn.y) * to_log2;
+        if (warp == WARPS - 2) {
+          if (lane < ROPE / 4) *reinterpret_cast<float4*>(sh.query + 4 * lane) = numbers(raw[0]);
+          __syncwarp();
+          const float2 turn = reinterpret_cast<const float2*>(sh.turn)[lane];
+          const float first = sh.query[lane], second = sh.query[ROPE / 2 + lane];
+          __syncwarp();
+          sh.query[lane] = (first * turn.x - second * turn.y) * to_log2;
+          sh.query[ROPE / 2 + lane] = (second * turn.x + first * turn.y) * to_log2;
+        }
       }
       consumer_sync();
       // A lane holds dimensions 128 c + 4 lane onwards of the latent, and the pair (lane, lane + 32) of the rotated part.
@@ -1235,26 +1307,30 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sh.peaks[warp] = maximum;
         sh.sums[warp] = denominator;
       }
-      consumer_sync();
-      float top = sh.peaks[lane % WARPS];
-      const float peak = top;
-#pragma unroll
-      for (int mask = WARPS / 2; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-      const float total = warp_sum(lane < WARPS ? sh.sums[lane % WARPS] * exp2f(peak - top) : 0.0f);
-      const float mine = exp2f(maximum - top);
-      float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][KV_LORA]
+      float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][KV_LORA], each against its warp's maximum
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) =
-            make_float4(out[4 * c] * mine, out[4 * c + 1] * mine, out[4 * c + 2] * mine, out[4 * c + 3] * mine);
+        *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) = make_float4(out[4 * c], out[4 * c + 1], out[4 * c + 2], out[4 * c + 3]);
       consumer_sync();
+      float factor[WARPS], top = sh.peaks[0], total = 0.0f;
+#pragma unroll
+      for (int w = 1; w < WARPS; ++w) top = fmaxf(top, sh.peaks[w]);
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) {
+        factor[w] = exp2f(sh.peaks[w] - top);
+        total = fmaf(sh.sums[w], factor[w], total);
+      }
       u32* partial = partials + (u64)cta * kPartial;  // cta = served * kGroup + sub
 #pragma unroll 1
-      for (int d = tid; d < KV_LORA; d += kConsumers) {
-        float sum = 0.0f;
+      for (int d = 2 * tid; d < KV_LORA; d += 2 * kConsumers) {
+        float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += combine[w * KV_LORA + d];
-        publish(partial + d, sum, tag);
+        for (int w = 0; w < WARPS; ++w) {
+          const float2 one = *reinterpret_cast<const float2*>(combine + w * KV_LORA + d);
+          sum = make_float2(fmaf(one.x, factor[w], sum.x), fmaf(one.y, factor[w], sum.y));
+        }
+        publish(partial + d, sum.x, tag);
+        publish(partial + d + 1, sum.y, tag);
       }
       if (tid < 4) publish(partial + KV_LORA + tid, tid == 0 ? top : tid == 1 ? total : 0.0f, tag);
     }
@@ -1328,13 +1404,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     stamp(lanes, record + kValues, 2);
 
-    // --- out: this CTA's rows of the residual, and their share of the router ---
+    // --- out: this CTA's rows of the residual ---
     stamp(lanes, record + kOut, 0);
     refresh();
     {
       constexpr int kWidth = HEADS * V_DIM;
       float4 x[kVectors<kWidth>];
-      const float gain = tid < own_rows ? ptx::bf16_value(reinterpret_cast<const u16*>(entry[kFfnNorm])[own.low * 16 + tid]) : 0.0f;
       await_vector<kWidth>(sh, x, attended, tag);
       float peak = 0.0f;
 #pragma unroll
@@ -1345,66 +1420,14 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       consumer_sync();
       stamp(lanes, record + kOut, 1);
       consume_units(ring, sh, half, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
-        if (tid < count * 16) {
-          const float row = sh.own[tid] + sum_part(sh, half + tid / 16, tid % 16) * (scale.undo * kFp8Bias);
-          sh.own[tid] = row;
-          sh.scaled[tid] = row * gain;
-        }
+        if (tid < count * 16) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * (scale.undo * kFp8Bias);
       });
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
-      consumer_sync();
-    }
-    if (!dense) {
-      constexpr int kChunks = (EXPERTS + 255) / 256, kRowsEach = 16 / WARPS > 0 ? 16 / WARPS : 1;
-      float dot[kChunks][8];
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) dot[k][i] = 0.0f;
-#pragma unroll 1
-      for (int tile = 0; tile < own_rows / 16; ++tile) {
-        ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll
-        for (int r = 0; r < kRowsEach; ++r) {
-          const int row = warp + r * WARPS;
-          const float x = sh.scaled[tile * 16 + row];
-#pragma unroll
-          for (int k = 0; k < kChunks; ++k)
-            if ((lane + 32 * k) * 8 < EXPERTS) {
-              const uint4 w = ptx::lds128(ring.address() + (row * EXPERTS + (lane + 32 * k) * 8) * 2);
-              const u32 words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                dot[k][2 * i] = fmaf(x, ptx::bf16_low(words[i]), dot[k][2 * i]);
-                dot[k][2 * i + 1] = fmaf(x, ptx::bf16_high(words[i]), dot[k][2 * i + 1]);
-              }
-            }
-        }
-        release_stage(ring);
-        ring.next();
-      }
-      float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][EXPERTS]
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k)
-        if ((lane + 32 * k) * 8 < EXPERTS) {
-          float4* place = reinterpret_cast<float4*>(combine + warp * EXPERTS + (lane + 32 * k) * 8);
-          place[0] = make_float4(dot[k][0], dot[k][1], dot[k][2], dot[k][3]);
-          place[1] = make_float4(dot[k][4], dot[k][5], dot[k][6], dot[k][7]);
-        }
-      consumer_sync();
-#pragma unroll 1
-      for (int e = tid; e < EXPERTS; e += kConsumers) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; ++w) sum += combine[w * EXPERTS + e];
-        publish(router_parts + (u64)e * kRouterPad + cta, sum, kind_tag);
-      }
-      if (tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
     }
     stamp(lanes, record + kOut, 2);
 
-    // --- gate_up: the shared or dense FFN in quarters, then the chosen experts ---
+    // --- gate_up: this CTA's experts scored, the shared or dense FFN in quarters, then the chosen experts ---
     stamp(lanes, record + kGateUp, 0);
     refresh();
     {
@@ -1412,11 +1435,38 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       uint2 gain[kVectors<HIDDEN>];
       load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
       await_vector<HIDDEN>(sh, x, x_mid, tag);
-      float peak;
-      const float rms = normalise<HIDDEN>(sh, x, gain, peak);
-      if (!dense && tid == 0) {
-        sh.rms = rms;
-        ptx::mbar_arrive(ptx::smem_addr(&sh.normed));
+      float sum, peak;
+      apply_gain<HIDDEN>(x, gain, sum, peak);
+      if (!dense) {
+        float dot[kScored];
+#pragma unroll
+        for (int r = 0; r < kScored; ++r) {
+          dot[r] = 0.0f;
+          if (cta + r * GRID < EXPERTS) {
+            ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+            for (int i = 0; i < kVectors<HIDDEN>; ++i)
+              if (has_vector<HIDDEN>(i)) {
+                const uint2 w = ptx::lds64(ring.address() + (tid + i * kConsumers) * 8);
+                dot[r] = fmaf(x[i].x, ptx::bf16_low(w.x), fmaf(x[i].y, ptx::bf16_high(w.x), dot[r]));
+                dot[r] = fmaf(x[i].z, ptx::bf16_low(w.y), fmaf(x[i].w, ptx::bf16_high(w.y), dot[r]));
+              }
+            release_stage(ring);
+            ring.next();
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kScored; ++r) {
+          dot[r] = warp_sum(dot[r]);
+          if (lane == 0) sh.dots[r * WARPS + warp] = dot[r];
+        }
+      }
+      reduce(sh, sum, peak);
+      const float rms = rsqrtf(sum * (1.0f / HIDDEN) + (EPS));
+      if (!dense && warp == 0) {
+        if (lane < kScored && cta + lane * GRID < EXPERTS)
+          publish(scores + cta + lane * GRID, __fdividef(1.0f, 1.0f + __expf(-sum_warps(sh.dots + lane * WARPS) * rms)), kind_tag);
+        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
       }
       const Scale scale = scale_of_peak(peak * rms);
       store_f16<HIDDEN>(sh, x, rms * scale.factor);
@@ -1449,6 +1499,24 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
                   sum_part(sh, half + item / 16, item % 16) * (undo * kFp8Bias), kind_tag);
         }
         half = PIECES - half;
+      }
+      // what this FFN's gate lets through, for down: a thread keeps its own, and the experts' weights are not there yet anyhow
+      const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
+#pragma unroll
+      for (int i = 0; i < kFeedVectors; ++i) {
+        const int vector = tid + i * kConsumers;
+        if (vector < feed_inter / 4) {
+          uint4 raw[2 * kFeedParts];
+          const u32* words = feed + vector / 2 * 16 + vector % 2 * 4;
+          await_words(sh, raw, kind_tag, [&](int n) { return ptx::ldg128_relaxed(words + n / 2 * 2 * feed_inter + n % 2 * 8); });
+          float4 gate = numbers(raw[0]), up = numbers(raw[1]);
+#pragma unroll
+          for (int n = 1; n < (int)kFeedParts; ++n) {
+            gate = sum_of(gate, numbers(raw[2 * n]));
+            up = sum_of(up, numbers(raw[2 * n + 1]));
+          }
+          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+        }
       }
     }
     if (!dense) {
@@ -1492,30 +1560,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     refresh();
     {
       constexpr int kRouted = TOPK * INTER;
-      float4 x[kVectors<kRouted>], shared_x[kVectors<(kFeedMost > 0 ? kFeedMost : 4)>];
+      float4 x[kVectors<kRouted>];
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
-      const u32* feed = dense ? feed_dense : feed_shared;
       float peak = 0.0f;
-      constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
 #pragma unroll
-      for (int i = 0; i < kFeedVectors; ++i) {
-        const int vector = tid + i * kConsumers;
-        shared_x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (vector < feed_inter / 4) {
-          uint4 raw[2 * kFeedParts];
-          const u32* words = feed + vector / 2 * 16 + vector % 2 * 4;
-          await_words(sh, raw, kind_tag, [&](int n) { return ptx::ldg128_relaxed(words + n / 2 * 2 * feed_inter + n % 2 * 8); });
-          float4 gate = numbers(raw[0]), up = numbers(raw[1]);
-#pragma unroll
-          for (int n = 1; n < (int)kFeedParts; ++n) {
-            const float4 g4 = numbers(raw[2 * n]), u4 = numbers(raw[2 * n + 1]);
-            gate = make_float4(gate.x + g4.x, gate.y + g4.y, gate.z + g4.z, gate.w + g4.w);
-            up = make_float4(up.x + u4.x, up.y + u4.y, up.z + u4.z, up.w + u4.w);
-          }
-          shared_x[i] = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
-          peak = fmaxf(peak, peak_of(shared_x[i]));
-        }
-      }
+      for (int i = 0; i < kFeedVectors; ++i)
+        if (tid + i * kConsumers < feed_inter / 4) peak = fmaxf(peak, peak_of(*reinterpret_cast<const float4*>(sh.feed + 4 * (tid + i * kConsumers))));
       if (!dense) {
         await_vector<kRouted>(sh, x, inter, kind_tag);
 #pragma unroll
@@ -1527,10 +1577,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
         const int vector = tid + i * kConsumers;
-        if (vector < feed_inter / 4)
+        if (vector < feed_inter / 4) {
+          const float4 v = *reinterpret_cast<const float4*>(sh.feed + 4 * vector);
           reinterpret_cast<uint2*>(sh.act)[kRouted / 4 + vector] =
-              make_uint2(ptx::pack_f16(shared_x[i].x * scale.factor, shared_x[i].y * scale.factor),
-                         ptx::pack_f16(shared_x[i].z * scale.factor, shared_x[i].w * scale.factor));
+              make_uint2(ptx::pack_f16(v.x * scale.factor, v.y * scale.factor), ptx::pack_f16(v.z * scale.factor, v.w * scale.factor));
+        }
       }
       undo = scale.undo;
       consumer_sync();
@@ -1541,9 +1592,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
       const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
       const Fp8Lane mine;
+      float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
+      if (kTogether && !dense) take_fp8_tiles(ring, mine, act + 2 * TOPK * INTER, own_rows / 16, low_mine, high_mine);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
+        if (kTogether) {  // zero in dense layers
+          low_feed = __shfl_sync(0xffffffffu, low_mine, (lane & 28) + tile);
+          high_feed = __shfl_sync(0xffffffffu, high_mine, (lane & 28) + tile);
+        }
         if (!dense) {
           const u32 stage = ring.address();
           Fp4Vector vector;
@@ -1554,9 +1611,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
         }
+        if (!kTogether || dense)
 #pragma unroll 1
-        for (u32 at = 0; at < feed_units; at += kStageUnits)
-          take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
+          for (u32 at = 0; at < feed_units; at += kStageUnits)
+            take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
         store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
                    fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * (undo * kFp8Bias)));
       }

@@ -133,7 +133,7 @@ def test_every_tile_unpacks_to_the_target_s_tensors(index: int) -> None:
     assert layer.gate_up is not None
     assert layer.down is not None
     assert layer.correction is not None
-    assert torch.equal(layer.router.T, ffn.router.weight)
+    assert torch.equal(layer.router, ffn.router.weight)
     assert torch.equal(layer.correction, cast("Tensor", ffn.correction).float())
     experts = packed[index - 1]
     got_up = mxfp4_tiles.unpack_tiles(layer.gate_up, 512, order="halves")

@@ -106,7 +106,7 @@ def build() -> tuple[Target, tuple[PackedExperts, ...], Target]:
 
 def rung(target: Target, packed: tuple[PackedExperts, ...]) -> PersistentForward[Any]:
     plan = kernel.make_plan(step_shape(target.spec), GRID, warps=8, stages=4, in_flight=2)
-    return latent_forward(target, packed, CAPACITY, replace(plan, gate=False))
+    return latent_forward(target, packed, CAPACITY, replace(plan, gate=0))
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -18,9 +18,8 @@ CAPACITY = 48
 
 
 def plan_for(shape: LatentShape, grid: int) -> LatentPlan:
-    """Few warps and stages. Everyone polls: which lanes are active is not modelled."""
-    plan = persistent_latent.make_plan(shape, grid, warps=8, stages=4, in_flight=2)
-    return replace(plan, gate=False)
+    """Few warps and stages."""
+    return replace(persistent_latent.make_plan(shape, grid, warps=8, stages=4, in_flight=2), gate=2)
 
 
 def words(arguments: list[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
@@ -77,7 +76,7 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
 
 
 def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kernel: Build) -> None:
-    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True)
+    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True, gate=0)
     simulated(build_kernel, TINY, plan, [1, 47], forced=True)
 
 

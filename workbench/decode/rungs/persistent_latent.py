@@ -128,7 +128,7 @@ def _layer(name: str, block: Block, *, experts: PackedExperts | None) -> LatentL
         kv_norm=attention.kv_a_norm.weight.detach(),
         index_norm=None if owned is None else _index_norm(owned),
         ffn_norm=block.ffn_norm.weight.detach(),
-        router=None if routed is None else routed.router.weight.detach().T.contiguous(),
+        router=None if routed is None else routed.router.weight.detach(),
         correction=_correction(routed),
         gate_up=None if experts is None else retile(*experts.gate_up),
         down=None if experts is None else retile(*experts.down),
