@@ -71,7 +71,7 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
-    gate: int = 1
+    gate: int = 2
     decode: int = 0
     leave_out: int = 0
     watchdog_ns: int = 200_000_000

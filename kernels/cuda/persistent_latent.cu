@@ -57,7 +57,7 @@
 #define PREFETCH_BYTES 0
 #endif
 #ifndef GATE
-#define GATE 1
+#define GATE 2
 #endif
 #ifndef LEAVE_OUT
 #define LEAVE_OUT 0
