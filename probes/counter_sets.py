@@ -5,7 +5,9 @@ that yield it, best first: the sidecar takes the first that the chip knows and t
 as in CUPTI 13.4's metric library; which sets return samples was seen on GH100 (H200, driver 580.159, CUDA 13.0).
 
 Traps: ``dramc__sectors`` are 32-byte sectors; ``.pct`` of a throughput or ratio metric is a fraction, not a percent,
-so none is used here; ``sm__ctas_active.avg`` adds up over cycles, so CTAs per SM are its quotient by the cycles.
+so none is used here; ``sm__ctas_active.avg`` adds up over cycles, so CTAs per SM are its quotient by the cycles. The causes of
+stalls need two passes each, but for the two that the vendor's set schedules on a third of the SMs: those are asked for
+by its own names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -69,6 +71,9 @@ class CounterSet:
 
 SECTOR_BYTES = 32.0
 SMS_PER_TPC = 2.0
+TENSOR_PIPES = 4.0
+"""Tensor pipes of an SM, whose cycles the real-time metric adds up: 4.0 a cycle was its most during large products."""
+
 
 _CYCLES = Reading(CYCLES, "cycles", (Metric("sm__cycles_elapsed.avg"),), "cycles of an average SM", additive=True)
 _DRAM_READ = Reading(
@@ -126,8 +131,11 @@ _NVLINK = tuple(
 _TENSOR = Reading(
     "tensor_active",
     "share",
-    (Metric("sm__pipe_tensor_cycles_active_realtime.avg"), Metric("sm__pipe_tensor_cycles_active.avg")),
-    "cycles in which an average SM's tensor pipe was busy",
+    (
+        Metric("sm__pipe_tensor_cycles_active_realtime.avg", 1 / TENSOR_PIPES),
+        Metric("sm__pipe_tensor_cycles_active.avg"),
+    ),
+    "cycles in which an average SM's tensor pipes were busy",
     per_cycle=True,
 )
 _L2_HIT = Reading(
@@ -147,7 +155,10 @@ _STALLS = tuple(
     Reading(
         f"stalled_{cause}",
         "warps/scheduler",
-        (Metric(f"smsp__warps_issue_stalled_{cause}.avg"),),
+        (
+            Metric(f"SM_C.TriageCompute.smsp__warps_issue_stalled_{cause}.avg"),
+            Metric(f"smsp__warps_issue_stalled_{cause}.avg"),
+        ),
         f"warps of an average scheduler that wait for {what}",
         per_cycle=True,
     )
@@ -191,23 +202,28 @@ SETS: Mapping[str, CounterSet] = MappingProxyType(
                 "what the SMs do with it",
                 (_CYCLES, _DRAM_READ, _DRAM_WRITE, _CTAS, _WARPS, _TENSOR, _L2_HIT, _INSTRUCTIONS),
             ),
-            CounterSet("local", "spill traffic", (_CYCLES, *_LOCAL, _CTAS, _SM_ACTIVE)),
+            CounterSet("local", "spill traffic", (_CYCLES, *_LOCAL, _WARPS)),
             CounterSet(
                 "stalls",
                 "why warps do not issue, and what registers they hold",
-                (_CYCLES, *_STALLS, _INSTRUCTIONS, _REGISTERS, _CTAS),
+                (_CYCLES, _SM_ACTIVE, *_STALLS, _INSTRUCTIONS, _REGISTERS, _CTAS),
             ),
-            CounterSet("links", "traffic between GPUs; nothing on a machine with one GPU", (_CYCLES, *_NVLINK, *_PCIE)),
+            CounterSet(
+                "links",
+                "traffic between GPUs; nothing on a machine with one GPU",
+                (_CYCLES, *_NVLINK, *_PCIE, _SM_ACTIVE),
+            ),
             CounterSet(
                 "whole",
                 "traffic, pipes and stalls at once, in the vendor's single-pass set for compute",
                 (*_ALL, *_STALLS, _REGISTERS),
-                vendor_set="Compute_Triage",
+                vendor_set="TriageCompute",
             ),
         )
     }
 )
-"""Every set by name. Without its last readings, a set is still worth sampling."""
+"""Every set by name. Without its last readings, a set is still worth sampling. Each has a reading that says when SMs
+are busy, by which it is placed on the run's clock, and told from one that counts nothing."""
 
 
 def counter_set(name: str) -> CounterSet:

@@ -83,7 +83,7 @@ class PmSampler:
         self._link: SidecarLink | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._asked_ns = self._started_ns = 0
-        self._left_out = 0
+        self._left_out, self._why = 0, ""
         self.ready: dict[str, Any] = {}
         """What the sidecar said of itself: device, chip, metric taken for each reading, those refused."""
 
@@ -110,12 +110,17 @@ class PmSampler:
     def missing(self, why: str, fix: str) -> Missing:
         """Return that the set cannot be sampled, and what stands in."""
         what = ", ".join(reading.name for reading in self.set.readings if reading.name != CYCLES)
-        return Missing(self.name, what, why, _FALLBACK, fix)
+        return Missing(self.name, what, f"{self._whose}{why}", _FALLBACK, fix)
+
+    @property
+    def _whose(self) -> str:
+        return "" if self.set.name == TRAFFIC else f"set {self.set.name}: "
 
     def prepare(self) -> None:
         """Start the sidecar and configure the counters. Raises SidecarError where nothing can be sampled.
 
-        A set may be accepted and still count nothing: its last readings are then left out until it does.
+        A set may be accepted and still count nothing, or fit one pass and be refused as a whole: its last readings are
+        then left out until it counts.
         """
         if self._link:
             return
@@ -125,9 +130,10 @@ class PmSampler:
             if answer["event"] == "ready":
                 self.ready = answer
                 return
+            self._why = str(answer.get("why", "the set counts nothing with it"))
             self.close()
         raise SidecarError(
-            f"the set {self.set.name!r} was accepted but counts nothing on this GPU",
+            f"the set {self.set.name!r} was accepted but counts nothing on this GPU ({self._why})",
             hint="try another set, and a GPU that is not idle",
         )
 
@@ -207,15 +213,16 @@ class PmSampler:
             missing=self.unread(),
             losses=[*samples.losses, *pm_samples.overflow_losses(stopped, samples, stopped_ns)],
             columns={"counters": table},
+            source=self.source,
         )
 
     def unread(self) -> list[Missing]:
         """Return the readings of the set that this GPU does not give, once ``prepare`` has found out."""
         refused: dict[str, str] = dict(self.ready.get("refused", {}))
         counted = len(self.set.readings) - self._left_out
-        refused |= {reading.name: "the set counts nothing with it" for reading in self.set.readings[counted:]}
+        refused |= {reading.name: self._why for reading in self.set.readings[counted:]}
         meanings = {reading.name: reading.meaning for reading in self.set.readings}
-        return [Missing(self.name, meanings[name], f"{name}: {why}") for name, why in refused.items()]
+        return [Missing(self.name, meanings[name], f"{self._whose}{name}: {why}") for name, why in refused.items()]
 
     def _require(self) -> SidecarLink:
         if self._link is None:

@@ -14,7 +14,10 @@ from workbench.probes.counter_sets import CounterSet, normalise
 from workbench.trace.clocks import Bracket, Fit, Sample, Times, fit
 
 SOURCE = "pm_sampler"
-ACTIVITY = "sm_active"
+ACTIVITY = {"sm_active": 1.0, "warps_active": 64.0, "ctas_per_sm": 1.0}
+"""Readings that say when SMs are busy, best first, and what makes one warp on every SM about 1 of each: an SM of the
+data-centre GPUs since Volta holds 64 warps."""
+
 MARGIN_NS = 2_000_000
 """How far outside the capture the bulk of its samples may lie before their clock is taken for another one."""
 
@@ -247,14 +250,19 @@ def _same(text: str, count: int) -> pa.Array:
 
 
 def activity(counters: pa.Table) -> list[Sample]:
-    """Return the samples of ``counters`` (as ``to_table`` made it) by how active the SMs were, for finding pulses."""
+    """Return the samples of ``counters`` (as ``to_table`` made it) by how active the SMs were, for finding pulses: about
+    1 with one warp on each. Empty where the set has no reading of ``ACTIVITY``."""
     import pyarrow.compute as pc
 
     if "name" not in counters.column_names:
         return []
-    rows = counters.filter(pc.equal(counters.column("name"), ACTIVITY))
-    columns = (rows.column(name).to_pylist() for name in ("start_ns", "end_ns", "value"))
-    return [Sample(start, end, active) for start, end, active in zip(*columns, strict=True)]
+    known = set(pc.unique(counters.column("name")).to_pylist())
+    name = next((name for name in ACTIVITY if name in known), None)
+    if name is None:
+        return []
+    rows = counters.filter(pc.equal(counters.column("name"), name))
+    columns = (rows.column(column).to_pylist() for column in ("start_ns", "end_ns", "value"))
+    return [Sample(start, end, active * ACTIVITY[name]) for start, end, active in zip(*columns, strict=True)]
 
 
 def moved(counters: pa.Table, by: Fit) -> pa.Table:

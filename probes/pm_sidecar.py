@@ -55,6 +55,10 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of this program
         self.fix = fix
 
 
+class Unfit(Refusal):
+    """Counters that cannot be taken together, though each can be: fewer of them may do."""
+
+
 class _Params(ctypes.Structure):
     """CUPTI's parameter blocks begin alike, and their size is counted to the end of the last member, unpadded."""
 
@@ -363,7 +367,7 @@ class Sampler:
                 single_pass_metric_set_name=self.plan.vendor_set,
             )
         except (ValueError, cuptiError) as error:
-            raise Refusal(f"CUPTI refuses the set: {error}", "a longer interval or a smaller set") from None
+            raise Unfit(f"CUPTI refuses the set: {error}", "a longer interval or a smaller set") from None
         workers = max(1, min(EVALUATORS, (os.cpu_count() or 1) - 1))
         self.decoder = Decoder(gpu.cupti, sampling, self.chip, metrics, workers, interval_ns)
 
@@ -494,7 +498,11 @@ def serve(options: argparse.Namespace) -> None:
     if "readings" not in wanted:
         return
     gpu = Gpu(options.device)
-    sampler = Sampler(gpu, wanted, options.interval_ns, options.buffer_bytes)
+    try:
+        sampler = Sampler(gpu, wanted, options.interval_ns, options.buffer_bytes)
+    except Unfit as unfit:
+        say("empty", set=wanted["set"], why=unfit.why)
+        return
     tested, decode_s = sampler.self_test()
     facts = {
         "set": wanted["set"],

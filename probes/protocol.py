@@ -33,7 +33,8 @@ class Capture:
     than ``residual_ns`` have no order. ``losses`` are rows of the table of that name without variant and probe.
     ``columns`` holds, by table name, what is too long to go row by row (an Arrow table for
     ``BundleWriter.append_table``), without the same columns. ``clocks``: how each clock of the instrument was placed,
-    by its name, where it has several or drifts; else offset and residual say it.
+    by its name, where it has several or drifts; else offset and residual say it. ``source``: what its rows name as
+    theirs, where that is more than the instrument's name.
     """
 
     tables: Mapping[str, Rows]
@@ -43,6 +44,7 @@ class Capture:
     losses: Rows = field(default_factory=tuple)
     columns: Mapping[str, "pa.Table"] = field(default_factory=dict)
     clocks: Mapping[str, "Fit"] = field(default_factory=dict)
+    source: str = ""
 
 
 class Probe(Protocol):

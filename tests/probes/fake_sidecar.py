@@ -104,6 +104,9 @@ def main() -> int:
     if mode == "empty" or (mode == "empty-with-pcie" and any(name.startswith("pcie") for name in readings)):
         say("empty", **facts)
         return 0
+    if mode == "unfit-with-pcie" and any(name.startswith("pcie") for name in readings):
+        say("empty", set=plan["set"], why="CUPTI refuses the set: not supported")
+        return 0
     say("ready", **facts)
     first, begin = 0, {}
     for line in sys.stdin:

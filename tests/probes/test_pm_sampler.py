@@ -173,6 +173,15 @@ def test_readings_that_make_a_set_count_nothing_are_left_out_and_said(sampler: A
     ]
 
 
+def test_readings_that_make_a_set_be_refused_are_left_out_with_the_reason(sampler: Any) -> None:
+    capture = _capture(sampler("unfit-with-pcie"))
+    assert len(_values(capture, "dram_read_bytes")) > LEAST
+    assert [missing.why for missing in capture.missing] == [
+        "pcie_read_bytes: CUPTI refuses the set: not supported",
+        "pcie_write_bytes: CUPTI refuses the set: not supported",
+    ]
+
+
 def test_readings_that_do_not_fit_the_pass_are_said(sampler: Any) -> None:
     capture = _capture(sampler("refuses"))
     assert [missing.why for missing in capture.missing] == [

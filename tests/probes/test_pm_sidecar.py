@@ -30,6 +30,7 @@ class Chip:
     def __init__(self) -> None:
         self.slots = 20
         self.unknown: set[str] = set()
+        self.refused: set[str] = set()
         self.waiting = 0
         self.per_start = 30
         self.chunk: list[tuple[int, int]] = []
@@ -139,6 +140,8 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Chip:
 
         def configure(self, **options: Any) -> None:
             chip.configured = options
+            if refused := chip.refused & set(options["metrics"]):
+                raise CuptiError(f"not supported: {', '.join(sorted(refused))}")
 
         def start(self) -> None:
             chip.running = True
@@ -161,7 +164,7 @@ def chip(monkeypatch: pytest.MonkeyPatch) -> Chip:
         ProfilerHost=Host,
         ProfilerType=ProfilerType,
         get_num_of_passes=lambda metrics: -(-len(metrics) // chip.slots),
-        get_single_pass_sets=lambda _: ["Graphics_Triage", "Compute_Triage"],
+        get_single_pass_sets=lambda _: ["TriageGraphics", "TriageCompute"],
     )
     for name, module in (
         ("cupti", raw),
@@ -254,7 +257,14 @@ def test_what_does_not_fit_the_pass_is_refused_last_first(talk: Any, chip: Chip)
 
 def test_the_vendors_single_pass_set_is_found_by_part_of_its_name(talk: Any, chip: Chip) -> None:
     (ready,) = talk(set_name="whole")
-    assert ready["vendor_set"] == chip.configured["single_pass_metric_set_name"] == "Compute_Triage"
+    assert ready["vendor_set"] == chip.configured["single_pass_metric_set_name"] == "TriageCompute"
+
+
+def test_a_set_that_fits_one_pass_and_is_refused_is_empty_with_the_reason(talk: Any, chip: Chip) -> None:
+    chip.refused = {"pcie__write_bytes.sum"}
+    (answer,) = talk()
+    assert answer["event"] == "empty"
+    assert answer["why"] == "CUPTI refuses the set: not supported: pcie__write_bytes.sum"
 
 
 def test_an_accepted_set_that_counts_nothing_is_empty(talk: Any, chip: Chip) -> None:

@@ -170,7 +170,8 @@ def aligned(capture: Capture, begin: Pulsed | None, end: Pulsed | None) -> Captu
     ]
     if not found[0] or begin is None:
         why = "no marker kernels ran" if begin is None else "the pulses of the marker are not in the samples"
-        missing = Missing("pm_sampler", "clock alignment to 2 us", why, "the sampler's Unix time, unconfirmed")
+        what = f"clock alignment of {capture.source or 'its samples'} to 2 us"
+        missing = Missing("pm_sampler", what, why, "the sampler's Unix time, unconfirmed")
         residual = max(capture.residual_ns, UNCHECKED_NS)
         return replace(capture, residual_ns=residual, missing=[*capture.missing, missing])
     by = fit(found[0], found[1])

@@ -39,13 +39,13 @@ def write_capture(run: Run, probe: str, variant: str | None, capture: Capture, s
     run.ids |= {name: max(run.ids[name], last) for name, last in used.items()}
     run.writer.append("losses", [{"variant": variant, "probe": probe, **row} for row in capture.losses])
     run.miss(variant, *capture.missing)
-    of = f": {variant}" if variant is not None else ""
+    of, source = f": {variant}" if variant is not None else "", capture.source or probe
     if capture.clocks:
         for name, placed in capture.clocks.items():
-            run.clocks.append(as_source(f"{probe}{'' if name == probe else f', {name}'}{of}", placed))
+            run.clocks.append(as_source(f"{source}{'' if name == probe else f', {name}'}{of}", placed))
     elif capture.residual_ns or capture.offset_ns:
-        source = ClockSource(name=f"{probe}{of}", offset_ns=capture.offset_ns, residual_ns=capture.residual_ns)
-        run.clocks.append(source)
+        clock = ClockSource(name=f"{source}{of}", offset_ns=capture.offset_ns, residual_ns=capture.residual_ns)
+        run.clocks.append(clock)
 
 
 def _arrow(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
