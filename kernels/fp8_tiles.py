@@ -2,13 +2,13 @@
 
 Target: uint8 [rows/16, columns/128, 2064]. A unit is 16 rows x 128 columns: four steps of 16 x 32 columns, 512 bytes
 each (16 bytes for each lane of a warp), then fp32 scales of rows 0-7 and of rows 8-15 and 8 zero bytes. In a step lane
-``4 g + t`` holds rows ``g`` and ``g + 8`` and columns ``8 t .. 8 t + 7`` as four 32-bit words; word ``w`` has column
-``8 t + 2 w`` in its low half and the next in its high half.
+``4 g + t`` holds rows ``g`` and ``g + 8`` and columns ``8 t .. 8 t + 7`` as four 32-bit words; word ``w`` has the
+codes, as they are, of columns ``8 t + 2 w`` and ``8 t + 2 w + 1``: of row ``g`` in its low half, of row ``g + 8`` in
+its high half.
 
-A half holds one column of both rows so that three bit operations give two fp16 numbers 2^-8 times the e4m3 ones,
-subnormals included: row ``g`` has its sign at bit 15 and its other bits at 13..7, row ``g + 8`` has its sign at bit 14
-and its other bits at 6..0. ``w & 0xBF80BF80`` is row ``g``,
-``((w << 1) & 0x80008000) | ((w << 7) & 0x3F803F80)`` row ``g + 8``. (A NaN code would read as 480: refused.)
+So each half is what one ``cvt.rn.f16x2.e4m3x2`` turns into a register of two fp16 numbers that m16n8k16 takes as it is
+(every e4m3 number is an fp16 one, subnormals and -0 included). NaN codes would stay NaN; they are refused here, where
+the matrix has a name.
 
 Scales are those of block FP8 checkpoints: fp32, one a 128 x 128 block (DeepSeek-V3, arXiv 2412.19437, section 3.3).
 """
@@ -110,13 +110,10 @@ def _block_scales(scales: torch.Tensor) -> torch.Tensor:
 def _tiles(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Codes uint8 [rows, columns] and scales fp32 [rows, units], alike in every eight rows, as tiles."""
     tiles, units = codes.shape[0] // TILE_ROWS, codes.shape[1] // UNIT_COLUMNS
-    # tile, row half, g, unit, step, t, word, column of the word -> unit and step before g
-    split = codes.reshape(tiles, 2, 8, units, 4, 4, 4, 2).permute(1, 0, 3, 4, 2, 5, 6, 7).to(torch.int32)
-    sign, rest = split >> 7, split & 0x7F
-    halves = (sign[0] << 15) | (rest[0] << 7) | (sign[1] << 14) | rest[1]
+    # tile, row half, g, unit, step, t, word, column of the word -> unit, step, g, t, word, row half, column
+    ordered = codes.reshape(tiles, 2, 8, units, 4, 4, 4, 2).permute(0, 3, 4, 2, 5, 6, 1, 7)
     out = torch.zeros(tiles, units, UNIT_BYTES, dtype=torch.uint8, device=codes.device)
-    pairs = torch.stack((halves & 0xFF, halves >> 8), dim=-1).to(torch.uint8)
-    out[..., :UNIT_WEIGHT_BYTES] = pairs.reshape(tiles, units, UNIT_WEIGHT_BYTES)
+    out[..., :UNIT_WEIGHT_BYTES] = ordered.reshape(tiles, units, UNIT_WEIGHT_BYTES)
     of_eight = scales[::8].reshape(tiles, 2, units).permute(0, 2, 1).contiguous()
     out[..., UNIT_WEIGHT_BYTES : UNIT_WEIGHT_BYTES + 8] = of_eight.view(torch.uint8)
     return out
@@ -127,13 +124,9 @@ def _untiled(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if tiles.ndim != 3 or tiles.dtype != torch.uint8 or tiles.shape[2] != UNIT_BYTES:
         raise InputError(f"tiles must be uint8 [tiles, units, {UNIT_BYTES}], not {tiles.dtype} {list(tiles.shape)}")
     count, units = tiles.shape[:2]
-    pairs = tiles[..., :UNIT_WEIGHT_BYTES].reshape(count, units, 4, 8, 4, 4, 2, 2).to(torch.int32)
-    halves = pairs[..., 0] | (pairs[..., 1] << 8)
-    rows = torch.stack(
-        (((halves >> 15) << 7) | ((halves >> 7) & 0x7F), (((halves >> 14) & 1) << 7) | (halves & 0x7F))
-    ).to(torch.uint8)
-    # row half, tile, unit, step, g, t, word, column of the word
-    codes = rows.permute(1, 0, 4, 2, 3, 5, 6, 7).reshape(count * TILE_ROWS, units * UNIT_COLUMNS)
+    # tile, unit, step, g, t, word, row half, column of the word
+    ordered = tiles[..., :UNIT_WEIGHT_BYTES].reshape(count, units, 4, 8, 4, 4, 2, 2)
+    codes = ordered.permute(0, 6, 3, 1, 2, 4, 5, 7).reshape(count * TILE_ROWS, units * UNIT_COLUMNS)
     of_eight = tiles[..., UNIT_WEIGHT_BYTES : UNIT_WEIGHT_BYTES + 8].contiguous().view(torch.float32)
     scales = of_eight.permute(0, 2, 1).reshape(count * 2, units).repeat_interleave(8, dim=0)
     return codes.contiguous(), scales

@@ -57,8 +57,7 @@ class LatentPlan:
     two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: 0 all
     lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load and one polls where most are
     late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
-    ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left, 4 FP8 by conversions of
-    what lies as shifts want it; results are then wrong.
+    ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
     """
 
     grid: int
@@ -87,8 +86,8 @@ class LatentPlan:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.prefetch_bytes < 0 or self.prefetch_bytes % 16:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
-        if self.decode not in (0, 1) or self.leave_out not in range(5):
-            raise InputError(f"decode must be 0 or 1, leave_out 0 to 4, not {self.decode} and {self.leave_out}")
+        if self.decode not in (0, 1) or self.leave_out not in range(4):
+            raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
         if self.gate not in (0, 1, 2):
             raise InputError(f"gate must be 0, 1 or 2, not {self.gate}")
         if self.collective_ns < 0:

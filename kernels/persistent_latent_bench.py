@@ -259,7 +259,7 @@ def _random_tensor(shape: LatentShape, name: str, wanted: Extents, device: torch
     elif dtype == torch.uint8:
         # The top exponent bit of each code is cleared: no NaN, and a root mean square of 0.6.
         words = tensor.view(torch.int64).random_(-(2**63), None)
-        words.bitwise_and_(int.from_bytes(b"\xbf\xdf" * 4, "little", signed=True))
+        words.bitwise_and_(int.from_bytes(b"\xbf" * 8, "little", signed=True))
         factor = 1 / (0.6 * (fp8_tiles.UNIT_COLUMNS * extents[1]) ** 0.5)
         tail = torch.tensor([factor, factor, 0, 0], dtype=torch.float32, device=device).view(torch.uint8)
         tensor[..., fp8_tiles.UNIT_WEIGHT_BYTES :] = tail

@@ -23,7 +23,7 @@
 //   - a CTA scores two experts or so: it has every row of their router, and multiplies before it knows the RMS factor of what it multiplies;
 //   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
 //
-// Arithmetic: FP8 weights exact in fp16 (value * 2^-8) against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
+// Arithmetic: FP8 weights exact in fp16 against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
 //
 // Code. Every warp goes through all of a layer's code each layer, and a multiprocessor keeps some 128 KB of it: so what is long is a loop that is not
@@ -36,10 +36,20 @@
 //   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
 //                                  most of a warp's lanes are late one polls before they load again
 //   DECODE                         as in mxfp4.cuh
-//   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; 4: FP8 by the conversion instruction, though
-//                                  it lies as shifts want it; results are then wrong, times valid
+//   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "mxfp4.cuh"
+
+#ifdef __CUDACC__
+namespace ptx {
+// The codes of a word's low half and those of its high half as two fp16 numbers each: exact, and so are subnormals, -0 and NaN.
+__device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
+      : "=r"(first), "=r"(second)
+      : "r"(word));
+}
+}  // namespace ptx
+#endif
 
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 0
@@ -130,7 +140,6 @@ constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so ma
 constexpr int kTable = 20;
 constexpr bool kProducts = !(LEAVE_OUT & 2);
 constexpr float kNone = -1e30f;
-constexpr float kFp8Bias = 256.0f;  // a decoded FP8 weight is value * 2^-8
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
@@ -147,6 +156,7 @@ static_assert(kOwnTiles <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) 
 static_assert(kPartFloats >= kJoiners * (KV_LORA + 4), "the joined parts of attention reuse the sums");
 static_assert(kActBytes >= 2 * Q_LORA + 4 * kJoiners * KV_LORA, "the head's query is joined behind the low rank");
 static_assert(2 * HIDDEN <= (int)kStageBytes, "an expert's row of the router fits a stage");
+static_assert(kActBytes + 4 * kPartFloats >= (kVectorBytes > kDownBytes ? kVectorBytes : kDownBytes) + 256 * (int)kStageUnits, "a stage's missing units are read");
 static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
 
 struct Shared {
@@ -550,66 +560,58 @@ __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, flo
   }
 }
 
-// Four FP8 weights as two registers of fp16: rows g and g + 8.
-__device__ __forceinline__ void decode_fp8(u32 word, u32& upper, u32& lower) {
-#if LEAVE_OUT & 4
-  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\ncvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}" : "=r"(upper), "=r"(lower) : "r"(word));
-  return;
-#endif
-  upper = word & 0xbf80bf80u;
-  lower = ptx::select_bits(word << 1, word << 7, 0x80008000u) & 0xbf80bf80u;
-}
-
-// Where a lane's bytes of a stage of FP8 units lie: computed once a phase, not once a stage.
+// Where a lane's bytes of a stage of FP8 units lie: computed once a phase, not once a stage. The warp's other units are kPitch units further each.
 struct Fp8Lane {
-  u32 unit, vector, weight;  // the warp's first unit; offsets of the lane's columns in a unit of the vector, of its weights in one of the stage
+  static constexpr u32 kPitch = WARPS / 4;
+  u32 unit, vector, weight, scale;  // the warp's first unit; its columns of the vector, weights and scales
   __device__ __forceinline__ Fp8Lane() {
     const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
     unit = warp / 4;
-    vector = warp % 4 * 64 + lane % 4 * 16;
-    weight = warp % 4 * kStepBytes + lane * 16;
+    vector = unit * 256 + warp % 4 * 64 + lane % 4 * 16;
+    scale = unit * kUnitBytes + 4 * kStepBytes;
+    weight = unit * kUnitBytes + warp % 4 * kStepBytes + lane * 16;
   }
 };
 
+// 16 x 32 weights, a lane's as they lie, against 32 elements of the vector: no operation but the conversions, since a word is columns 2 w and
+// 2 w + 1 of row g, then of row g + 8.
+__device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uint4& b) {
+  u32 a[4];
+  ptx::f16_of_e4m3(w.x, a[0], a[1]);
+  ptx::f16_of_e4m3(w.y, a[2], a[3]);
+  ptx::mma_f16(c, a, b.x, b.y);
+  ptx::f16_of_e4m3(w.z, a[0], a[1]);
+  ptx::f16_of_e4m3(w.w, a[2], a[3]);
+  ptx::mma_f16(c, a, b.z, b.w);
+}
+
 // One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8. All eight columns of the
-// MMA hold the vector, so every lane of a quad has its rows' sums.
+// MMA hold the vector, so every lane of a quad has its rows' sums. Where the stage has no unit, what an earlier one left is multiplied with what
+// lies behind the vector, and not added: offsets are then constants, and nothing branches.
 __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
   const u32 stage = ring.address();
   uint4 w[kPerWarp], b[kPerWarp];
   uint2 s[kPerWarp];
-  u32 unit[kPerWarp];
-  if (mine.unit < count) {
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {  // the stage's last unit again, with scales of zero, where there is none
-      unit[i] = min(mine.unit + i * (WARPS / 4), count - 1);
-      b[i] = ptx::lds128(act + mine.vector + unit[i] * 256);
-    }
-  }
+  for (int i = 0; i < kPerWarp; ++i) b[i] = ptx::lds128(act + mine.vector + i * (Fp8Lane::kPitch * 256));
   ptx::mbar_wait(ring.full_bar(), ring.parity);
-  if (mine.unit < count) {
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {
-      w[i] = ptx::lds128(stage + mine.weight + unit[i] * kUnitBytes);
-      s[i] = ptx::lds64(stage + unit[i] * kUnitBytes + 4 * kStepBytes);
-    }
+  for (int i = 0; i < kPerWarp; ++i) {
+    w[i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+    s[i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
   }
   release_stage(ring);
-  if (kProducts && mine.unit < count) {
+  if (kProducts) {
+    const int there = (int)count - (int)mine.unit;
     float c[kPerWarp][4];
 #pragma unroll
     for (int i = 0; i < kPerWarp; ++i) {
       c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
-      u32 a[4];
-      decode_fp8(w[i].x, a[0], a[1]);
-      decode_fp8(w[i].y, a[2], a[3]);
-      ptx::mma_f16(c[i], a, b[i].x, b[i].y);
-      decode_fp8(w[i].z, a[0], a[1]);
-      decode_fp8(w[i].w, a[2], a[3]);
-      ptx::mma_f16(c[i], a, b[i].z, b[i].w);
+      mma_fp8(c[i], w[i], b[i]);
     }
 #pragma unroll
     for (int i = 0; i < kPerWarp; ++i)
-      if (i == 0 || mine.unit + i * (WARPS / 4) < count) {
+      if (i * (int)Fp8Lane::kPitch < there) {
         low = fmaf(c[i][0], __uint_as_float(s[i].x), low);
         high = fmaf(c[i][2], __uint_as_float(s[i].y), high);
       }
@@ -619,28 +621,18 @@ __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 ac
 
 // One stage of all units of count tiles of kSharedUnits each, against the vector that starts at act: lane t of a quad adds to the t-th tile's sums.
 __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-  const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address();
+  const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address(), vector = act + mine.vector - mine.unit * 256;
   ptx::mbar_wait(ring.full_bar(), ring.parity);
-  if (mine.unit < units) {
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {
-      const u32 unit = min(mine.unit + i * (WARPS / 4), units - 1), tile = unit / kSharedUnits;
-      const uint4 b = ptx::lds128(act + mine.vector + unit % kSharedUnits * 256), w = ptx::lds128(stage + mine.weight + unit * kUnitBytes);
-      const uint2 s = ptx::lds64(stage + unit * kUnitBytes + 4 * kStepBytes);
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      if (kProducts) {
-        u32 a[4];
-        decode_fp8(w.x, a[0], a[1]);
-        decode_fp8(w.y, a[2], a[3]);
-        ptx::mma_f16(c, a, b.x, b.y);
-        decode_fp8(w.z, a[0], a[1]);
-        decode_fp8(w.w, a[2], a[3]);
-        ptx::mma_f16(c, a, b.z, b.w);
-      }
-      if (t == tile && mine.unit + i * (WARPS / 4) < units) {
-        low = fmaf(c[0], __uint_as_float(s.x), low);
-        high = fmaf(c[2], __uint_as_float(s.y), high);
-      }
+  for (int i = 0; i < kPerWarp; ++i) {
+    const u32 unit = mine.unit + i * Fp8Lane::kPitch;
+    const uint4 b = ptx::lds128(vector + unit % kSharedUnits * 256), w = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+    const uint2 s = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (kProducts) mma_fp8(c, w, b);
+    if (t == unit / kSharedUnits && unit < units) {
+      low = fmaf(c[0], __uint_as_float(s.x), low);
+      high = fmaf(c[2], __uint_as_float(s.y), high);
     }
   }
   release_stage(ring);
@@ -1084,7 +1076,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const float factor = normalise<HIDDEN>(sh, x, gain, peak);
       const Scale scale = scale_of_peak(peak * factor);
       store_f16<HIDDEN>(sh, x, factor * scale.factor);
-      undo = scale.undo * kFp8Bias;
+      undo = scale.undo;
       if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
       consumer_sync();
     }
@@ -1123,7 +1115,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const float factor = normalise<Q_LORA>(sh, x, gain, peak);  // its barrier is also past every warp's product before
       const Scale scale = scale_of_peak(peak * factor);
       store_f16<Q_LORA>(sh, x, factor * scale.factor);
-      undo = scale.undo * kFp8Bias;
+      undo = scale.undo;
       consumer_sync();
       stamp(lanes, record + kQuery, 1);
       const Fp8Lane mine;
@@ -1420,7 +1412,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       consumer_sync();
       stamp(lanes, record + kOut, 1);
       consume_units(ring, sh, half, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
-        if (tid < count * 16) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * (scale.undo * kFp8Bias);
+        if (tid < count * 16) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
       });
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
@@ -1496,7 +1488,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int item = tid; item < pieces * 16; item += kConsumers) {
           const u32 which = first_task + item / 16 * GRID;
           publish(feed + which % kFeedParts * rows + which / kFeedParts * 16 + item % 16,
-                  sum_part(sh, half + item / 16, item % 16) * (undo * kFp8Bias), kind_tag);
+                  sum_part(sh, half + item / 16, item % 16) * undo, kind_tag);
         }
         half = PIECES - half;
       }
@@ -1615,8 +1607,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
           for (u32 at = 0; at < feed_units; at += kStageUnits)
             take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
-        store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * (undo * kFp8Bias)),
-                   fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * (undo * kFp8Bias)));
+        store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
+                   fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
       }
       consumer_sync();
       float row = 0.0f;

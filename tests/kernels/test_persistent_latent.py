@@ -146,7 +146,8 @@ def test_plans_fit_and_refuse_by_field() -> None:
         assert persistent_latent.shared_bytes(GLM, plan) <= 227 * 1024
     with pytest.raises(InputError, match="do not fit"):
         persistent_latent.make_plan(GLM, 132, stages=16)
-    for change in ({"warps": 12}, {"in_flight": 40}, {"stages": 2}, {"prefetch_bytes": 8}, {"collective_ns": -1}):
+    refused = ({"warps": 12}, {"in_flight": 40}, {"stages": 2}, {"prefetch_bytes": 8}, {"collective_ns": -1})
+    for change in (*refused, {"gate": 3}, {"leave_out": 4}):
         with pytest.raises(InputError, match=next(iter(change))):
             replace(plan, **change)
     for grid, what in ((3, "heads"), (17, "row tiles of hidden|gate-up tiles")):

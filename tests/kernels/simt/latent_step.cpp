@@ -1,4 +1,19 @@
 // Runs kernels/cuda/persistent_latent.cu on the CPU (ptx.cuh beside this file). Arguments: the kernel's, as an array of 64-bit words.
+#include "ptx.cuh"
+
+namespace ptx {
+// Two e4m3 codes of each half of a word as fp16. Magnitudes are integers times a power of two: fp16 holds all of them.
+inline u32 f16_of_code(u32 code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = (code & 0x7f) == 0x7f ? NAN : std::ldexp((float)(exponent > 0 ? mantissa + 8 : mantissa), exponent > 0 ? exponent - 10 : -9);
+  return bits_as<u16>((_Float16)(code & 0x80 ? -magnitude : magnitude));
+}
+inline void f16_of_e4m3(u32 word, u32& first, u32& second) {
+  first = f16_of_code(word & 0xff) | f16_of_code(word >> 8 & 0xff) << 16;
+  second = f16_of_code(word >> 16 & 0xff) | f16_of_code(word >> 24) << 16;
+}
+}  // namespace ptx
+
 #include "persistent_latent.cu"
 
 namespace {
@@ -12,6 +27,7 @@ void call() {
 }  // namespace
 
 extern "C" unsigned shared_bytes() { return STAGES * kStageBytes + (unsigned)sizeof(Shared); }
+extern "C" void convert(u32 word, u32* pairs) { ptx::f16_of_e4m3(word, pairs[0], pairs[1]); }
 extern "C" int run_step(const u64* arguments, unsigned seed) {
   words = arguments;
   return simt::run(call, GRID, kThreads, shared_bytes(), seed);

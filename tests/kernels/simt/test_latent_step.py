@@ -70,6 +70,24 @@ def simulated(
     return logits
 
 
+def test_the_cpu_converts_every_code_as_torch_does(build_kernel: Build) -> None:
+    """All 256 codes, in every byte of a word: bits equal, NaN aside."""
+    library = build_kernel("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(TINY, plan_for(TINY, 5)))
+    codes = torch.arange(256, dtype=torch.uint8)
+    expected = codes.view(torch.float8_e4m3fn).to(torch.float16)
+    pairs = (ctypes.c_uint32 * 2)()
+    for shift in range(4):
+        mixed = torch.stack([codes.roll(37 * place - 37 * shift) for place in range(4)], dim=-1)
+        got = []
+        for word in mixed.contiguous().view(torch.int32).flatten().tolist():
+            library.convert(ctypes.c_uint32(word), pairs)
+            got.append(list(bytes(pairs)))
+        halves = torch.tensor(got, dtype=torch.uint8).view(torch.float16)
+        assert torch.equal(halves[:, shift].isnan(), expected.isnan())
+        known = ~expected.isnan()
+        assert torch.equal(halves[known, shift].view(torch.int16), expected[known].view(torch.int16))
+
+
 def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
     """Three launches of three layers, more uses than a tag has values; heads of one CTA each, one CTA beside them."""
     simulated(build_kernel, TINY, plan_for(TINY, 5), [0, 1, 30])
