@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from workbench.kernels import mxfp4_cuda, mxfp4_tiles, nvrtc
+from workbench.kernels import mxfp4_cuda, mxfp4_lanes, mxfp4_tiles, nvrtc
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
 from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
 from workbench.kernels.mxfp4_stream import Stream, StreamPlan, compile_stream
@@ -101,13 +101,16 @@ def check(
     runs = [ExpertPass(small, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
     for other in runs[1:]:
         other.inter = runs[0].inter
+    lanes = None
+    if runs[0].plan.lanes:
+        lanes = torch.zeros(runs[0].lane_words, dtype=torch.int64, device="cuda")
     outs = []
     for _ in range(3):
         out = torch.full((tokens, shape.hidden), float("nan"), device="cuda")
         if runs[0].plan.exchange == "counters":
             runs[0].inter.fill_(float("nan"))
         for run in runs:
-            run.run(x, ids, routing, weights, out)
+            run.run(x, ids, routing, weights, out, lanes=lanes)
         wait("check")
         for run in runs:
             run.check()
@@ -232,11 +235,15 @@ def time_variant(
 
     choices = [choose() for _ in range(launches)]
     on_device = [choice.cuda() for choice in choices]
+    lanes = None
+    if runs[0].plan.lanes:
+        lanes = torch.zeros(launches, *runs[0].lane_words, dtype=torch.int64, device="cuda")
 
     def step() -> None:
         for index, ids in enumerate(on_device):
             for run in runs:
-                run.run(x, ids, routing, layers[index % len(layers)], out, overlap=overlap)
+                words = None if lanes is None else lanes[index]
+                run.run(x, ids, routing, layers[index % len(layers)], out, overlap=overlap, lanes=words)
 
     step()
     wait("first step")
@@ -252,7 +259,9 @@ def time_variant(
     us = statistics.median(times) / launches
     total = shape.bytes_floor(1) * distinct
     kernel = runs[0].kernel
+    stamped = {} if lanes is None else {"lanes": mxfp4_lanes.lane_table(lanes[1:])}  # the first starts from idle
     return {
+        **stamped,
         "shape": NAMES[shape],
         "tokens": tokens,
         "distinct": distinct,
@@ -330,28 +339,26 @@ def variants() -> list[Variant]:
 
 
 def next_variants() -> list[Variant]:
-    """The next round of docs/kernels-cuda.md, predictions there; all with overlap."""
+    """The next round of docs/kernels-cuda.md: where in a pass of one token its arithmetic shows; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
     both = replace(base, decode=1, lean=True)
     plans = {
         "base": base,
-        "decode 1": replace(base, decode=1),
-        "lean": replace(base, lean=True),
-        "lean, decode 1": both,
-        "lean, decode 1, 3 stages": replace(both, stages=3),
-        "lean, decode 1, 5 stages": replace(both, stages=5),
-        "lean, decode 1, 6 stages": replace(both, stages=6),
-        "lean, decode 1, 5, 3 in flight": replace(both, stages=5, in_flight=3),
-        "counters": replace(base, exchange="counters"),
+        "lanes": replace(base, lanes=True),
         "stream only": replace(base, probe=1),
+        "stream only, lanes": replace(base, probe=1, lanes=True),
+        "lean, decode 1": both,
+        "lean, decode 1, lanes": replace(both, lanes=True),
+        "6 stages, 3 in flight, lanes": replace(base, stages=6, in_flight=3, lanes=True),
+        "loads only": replace(base, probe=2),
+        "loads only, lanes": replace(base, probe=2, lanes=True),
+        "one part a sum": replace(base, probe=3),
+        "one part a sum, lanes": replace(base, probe=3, lanes=True),
+        "no wait for activations": replace(base, probe=4),
+        "no wait for activations, lanes": replace(base, probe=4, lanes=True),
         "base (again)": base,
     }
-    rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
-    for shape, tokens in ((GPT_OSS, 2), (GPT_OSS, 4), (GPT_OSS, 8), (QWEN, 1), (QWEN, 4), (GLM_RANK, 1), (GLM_RANK, 4)):
-        plan = mxfp4_cuda.make_plan(shape, tokens)
-        for name, chosen in (("base", replace(plan, decode=0)), ("decode 1", replace(plan, decode=1))):
-            rows.append((name, shape, tokens, {"plan": chosen, "overlap": True}))
-    return rows
+    return [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
 
 
 def next_streams() -> dict[str, StreamPlan]:
@@ -421,14 +428,13 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
 
 
 def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
-    """The options of the next round, each at least once."""
+    """The options of the next round that leave the result right, each at least once."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
     return [
-        (GPT_OSS, 1, replace(base, decode=1, lean=True)),
-        (GPT_OSS, 1, replace(base, lean=True, stages=3, in_flight=1)),
-        (GPT_OSS, 1, replace(base, exchange="counters")),
-        *((GPT_OSS, tokens, replace(mxfp4_cuda.make_plan(GPT_OSS, tokens), decode=1)) for tokens in (2, 4, 8)),
-        *((shape, 4, replace(mxfp4_cuda.make_plan(shape, 4), decode=1)) for shape in (GLM_RANK, QWEN)),
+        (GPT_OSS, 1, base),
+        (GPT_OSS, 1, replace(base, lanes=True)),
+        (GPT_OSS, 1, replace(base, decode=1, lean=True, lanes=True)),
+        (GPT_OSS, 1, replace(base, stages=6, in_flight=3, lanes=True)),
     ]
 
 
@@ -484,6 +490,10 @@ def _print_table(report: dict[str, Any], failed: int) -> None:
         rates = f"{row['us']:7.2f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
         static = f"{row['registers']:4} {row['local_bytes']:5}"
         print(f"{head} {row['distinct']:8.1f} {row['bytes'] / 1e6:6.1f} {rates} {static}")
+    for row in report["timings"]:
+        if "lanes" in row:
+            print(f"\n{row['shape']}, {row['tokens']} token(s), {row['variant']}: {row['us']:.2f} us a pass")
+            print("\n".join(mxfp4_lanes.lane_lines(row["lanes"])))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -527,7 +537,7 @@ def main(arguments: list[str] | None = None) -> int:
             report["roof"] = row
         elif kind != "roof":
             report["checks" if kind == "check" else "timings"].append(row)
-        budget.note(f"{kind} {json.dumps({k: v for k, v in row.items() if k not in ('plan', 'rows')})}")
+        budget.note(f"{kind} {json.dumps({k: v for k, v in row.items() if k not in ('plan', 'rows', 'lanes')})}")
         report["wall_s"] = budget.elapsed
         save(report, "mxfp4_bench.json")
     _print_table(report, failed)

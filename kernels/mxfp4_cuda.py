@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from workbench.errors import InputError, UnfitError
-from workbench.kernels import mxfp4_tiles, nvrtc
+from workbench.kernels import mxfp4_lanes, mxfp4_tiles, nvrtc
 
 MAX_TOKENS = 8
 SHARED_BYTES = 232448  # dynamic shared memory a CTA can have on sm_90
@@ -75,10 +75,13 @@ class Plan:
     exchange: Exchange = "counters"
     decode: int = 0
     lean: bool = False
+    lanes: bool = False
 
     def __post_init__(self) -> None:
         if self.exchange == "marks" and self.combine != "ordered":
             raise InputError(f"exchange 'marks' goes with combine 'ordered', not {self.combine!r}")
+        if not 0 <= self.probe <= 4:
+            raise InputError(f"probe must be 0 to 4, not {self.probe}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
         if self.copy_bytes < 0 or self.copy_bytes % 16:
@@ -213,6 +216,7 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "EXCHANGE": _EXCHANGE[plan.exchange],
         "DECODE": plan.decode,
         "LEAN": int(plan.lean),
+        "LANES": int(plan.lanes),
     }
 
 
@@ -313,6 +317,11 @@ class ExpertPass:
             self.inter.view(torch.int32).fill_(_MARK)
             self._parts.view(torch.int32).fill_(_MARK)
 
+    @property
+    def lane_words(self) -> tuple[int, int, int]:
+        """The extents of a launch's ``lanes``."""
+        return (self.grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS)
+
     def activation(self) -> torch.Tensor:
         """``inter`` of the last launch, bf16 [slots, tokens, inter]. Waits for the device."""
         passed = int(self._counters[-1].item()) // self.grid
@@ -327,13 +336,15 @@ class ExpertPass:
         out: torch.Tensor,
         *,
         overlap: bool = False,
+        lanes: torch.Tensor | None = None,
     ) -> None:
         """Enqueue on the current stream. x bf16 [tokens, hidden]; ids int32 and routing fp32 [tokens, top_k]; out
         fp32 [tokens, hidden].
 
         ``overlap`` lets the launch start under the previous kernel's tail. With phases ``gate_up`` only ``inter`` is
-        written; with ``down`` it is read (``x`` and the gate-up weights are then not touched). Raises InputError
-        before the launch.
+        written; with ``down`` it is read (``x`` and the gate-up weights are then not touched). ``lanes``, where the
+        plan has them: int64 [CTAs, 3, STAMPS], what ``mxfp4_lanes.lane_table`` reads. Raises InputError before the
+        launch.
         """
         shape = self.shape
         _expect("x", x, torch.bfloat16, (self.tokens, shape.hidden), self.device)
@@ -341,6 +352,10 @@ class ExpertPass:
         _expect("routing", routing, torch.float32, (self.tokens, shape.top_k), self.device)
         _expect("out", out, torch.float32, (self.tokens, shape.hidden), self.device)
         check_weights(shape, weights, self.device)
+        if self.plan.lanes != (lanes is not None):
+            raise InputError(f"lanes must be {'given' if self.plan.lanes else 'None'}: the plan says {self.plan.lanes}")
+        if lanes is not None:
+            _expect("lanes", lanes, torch.int64, self.lane_words, self.device)
         if self.phases == "down" and self.plan.combine != "ordered":
             out.zero_()  # the float atomics add to it; the combined launch clears it itself
         tensors = [
@@ -356,6 +371,7 @@ class ExpertPass:
             self._counters,
             out,
             self._error,
+            *([] if lanes is None else [lanes]),
         ]
         args = [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
         stream = torch.cuda.current_stream(self.device).cuda_stream

@@ -17,7 +17,10 @@
 //                                  CTA sums an equal share of the output
 //   IN_FLIGHT                      most stages of a CTA that are asked for and not there yet; 0: the whole ring
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
-//   PROBE                          0 off; 1 stream only (no arithmetic, wrong results: what the copy pipeline alone takes)
+//   PROBE                          0 off; else wrong results. 1 stream only: no arithmetic, what the copy pipeline alone takes; 2 loads only:
+//                                  a stage is read from shared memory and not multiplied; 3 one part of a sum across warps is added, not
+//                                  all; 4 nobody waits for the activations of the other CTAs (marks)
+//   LANES                          1: three warps of a CTA write down when what happened
 //
 // Spills on sm_90. gpt-oss, Qwen3 and one token of every shape: none. GLM-5.2 (hidden 6144) at eight tokens stores 82 bytes a
 // thread, its TP8 slice 16. In GLM a warp keeps its K slice of the activation in registers, 7 units of 64
@@ -38,6 +41,9 @@
 #endif
 #ifndef EXCHANGE
 #define EXCHANGE 0
+#endif
+#ifndef LANES
+#define LANES 0
 #endif
 
 namespace {
@@ -89,6 +95,83 @@ __device__ __forceinline__ u32 parts_of(const Share& s, u32 tile, int wk, u32 gr
 }
 using Ring = StageRing<STAGES, STAGE_BYTES, IN_FLIGHT>;
 
+// When a CTA did what, with LANES: u64 [CTAs][first consumer warp, last one, producer][kStamps], written by one thread each. The clock is the
+// multiprocessor's, its low 32 bits: a step of one, where that of %globaltimer is tens of ns. %globaltimer at both ends ties CTAs together. The
+// order is that of kernels/mxfp4_lanes.py.
+constexpr int kStamps = 20;
+enum Stamp {
+  kEntryNs, kExitNs, kEntry, kReleased,                              // of all three
+  kFirstFull, kGateUpFull, kGateUpProducts, kGateUpMet, kGateUpPublished,
+  kDownFirstFull, kDownProducts0, kDownFull, kDownProducts, kDownMet, kDownPublished, kCombined,
+  kFirstCopy = 4, kGateUpCopied, kDownFirstCopy, kDownCopied,        // of the producer
+  kWaits = 16                                                        // clocks waited
+};
+enum Wait { kGateUpStages, kMarksWait, kDownStages };                // consumers: for full stages after a phase's first, for activations
+enum ProducerWait { kGateUpEmpty, kGateUpInFlight, kDownEmpty, kDownInFlight };
+#if LANES
+struct Stamps {
+  u64* words;  // of this warp; null where it writes none
+  u32 waited[4] = {0, 0, 0, 0};
+  u32 full = 0;  // when the last stage was
+
+  __device__ __forceinline__ Stamps(u64* all) {
+    const int warp = threadIdx.x >> 5, row = warp == 0 ? 0 : warp == WARPS - 1 ? 1 : warp == WARPS ? 2 : 3;
+    words = row < 3 && threadIdx.x % 32 == 0 ? all + ((u64)blockIdx.x * 3 + row) * kStamps : nullptr;
+    if (words) words[kEntryNs] = ptx::globaltimer();
+    stamp(kEntry);
+  }
+  static __device__ __forceinline__ u32 clock() { return (u32)clock64(); }
+  __device__ __forceinline__ void put(int which, u32 value) const {
+    if (words) words[which] = value;
+  }
+  __device__ __forceinline__ void stamp(Stamp which) const {
+    if (words) words[which] = clock();
+  }
+  // By the whole warp, after what it has stored in shared memory.
+  __device__ __forceinline__ void stamp_warp(Stamp which) const {
+    __syncwarp();
+    stamp(which);
+  }
+  __device__ __forceinline__ void stamp_full(Stamp which) const { put(which, full); }
+  __device__ __forceinline__ void waited_since(u32 before, Wait which) { waited[which] += clock() - before; }
+  // Consumers: a full stage. The first of a phase is a stamp and no wait.
+  __device__ __forceinline__ void await_full(const Ring& ring, Wait which, bool first, Stamp at) {
+    const u32 before = clock();
+    ring.await_full();
+    full = clock();
+    if (first)
+      put(at, full);
+    else
+      waited[which] += full - before;
+  }
+  // Producer: a free stage, then fewer in flight (the ring's own wait finds the stage free).
+  __device__ __forceinline__ void await_empty(Ring& ring, ProducerWait empty) {
+    const u32 before = clock();
+    ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
+    const u32 free = clock();
+    ring.await_empty();
+    waited[empty] += free - before;
+    waited[empty + 1] += clock() - free;
+  }
+  __device__ __forceinline__ void close() const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) put(kWaits + i, waited[i]);
+    if (words) words[kExitNs] = ptx::globaltimer();
+  }
+};
+#else
+struct Stamps {
+  static __device__ __forceinline__ u32 clock() { return 0; }
+  __device__ __forceinline__ void stamp(Stamp) const {}
+  __device__ __forceinline__ void stamp_warp(Stamp) const {}
+  __device__ __forceinline__ void stamp_full(Stamp) const {}
+  __device__ __forceinline__ void waited_since(u32, Wait) const {}
+  __device__ __forceinline__ void await_full(const Ring& ring, Wait, bool, Stamp) const { ring.await_full(); }
+  __device__ __forceinline__ void await_empty(Ring& ring, ProducerWait) const { ring.await_empty(); }
+  __device__ __forceinline__ void close() const {}
+};
+#endif
+
 // Slices s0 to s1 of a row tile into the current stage, target bytes in; returns their bytes without copying if `only_count`.
 template <int UNITS, int WK>
 __device__ __forceinline__ u32 load_slices(const Ring& ring, u32 target, const u8* tile, int s0, int s1, u64 policy, bool only_count) {
@@ -112,11 +195,12 @@ __device__ __forceinline__ u32 load_slices(const Ring& ring, u32 target, const u
 __device__ __forceinline__ u32 gate_up_tasks(int slots) { return (slots * GU_TILES + GU_TPS - 1) / GU_TPS; }
 __device__ __forceinline__ u32 gate_up_tiles(u32 task, int slots) { return GU_TPS == 1 ? 1 : min((u32)GU_TPS, slots * GU_TILES - task * GU_TPS); }
 
-__device__ __forceinline__ void produce_gate_up(Ring& ring, const Shared& sh, int slots, const u8* weights, u64 policy) {
+__device__ __forceinline__ void produce_gate_up(Ring& ring, Stamps& stamps, const Shared& sh, int slots, const u8* weights, u64 policy) {
   constexpr u32 kTile = GU_UNITS * mxfp4::kUnitBytes;
   for (u32 task = blockIdx.x; task < gate_up_tasks(slots); task += gridDim.x) {
     const u32 first = task * GU_TPS, count = gate_up_tiles(task, slots);
-    ring.await_empty();
+    stamps.await_empty(ring, kGateUpEmpty);
+    if (task == blockIdx.x) stamps.stamp(kFirstCopy);
     ptx::mbar_expect(ring.full_bar(), count * kTile);
     for (u32 k = 0; k < count; ++k) {
       const u32 slot = (first + k) / GU_TILES, row = (first + k) % GU_TILES;
@@ -124,15 +208,17 @@ __device__ __forceinline__ void produce_gate_up(Ring& ring, const Shared& sh, in
     }
     ring.next();
   }
+  stamps.stamp(kGateUpCopied);
 }
 
 template <int UNITS, int WK, int TPS>
-__device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8* weights, const int* slot_expert, int tiles, u64 policy) {
+__device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Share& share, const u8* weights, const int* slot_expert, int tiles, u64 policy) {
   constexpr u32 kTile = UNITS * mxfp4::kUnitBytes;
   const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
   for (u32 tile = first; tile < end; tile += TPS) {
     const u32 count = min((u32)TPS, end - tile);
-    ring.await_empty();
+    stamps.await_empty(ring, kDownEmpty);
+    if (tile == first) stamps.stamp(kDownFirstCopy);
     u32 bytes = 0;
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
@@ -146,6 +232,7 @@ __device__ __forceinline__ void produce(Ring& ring, const Share& share, const u8
     }
     ring.next();
   }
+  stamps.stamp(kDownCopied);
 }
 
 // One warp's work: its slice of the row tiles of a stage.
@@ -193,10 +280,11 @@ struct Slicer {
   uint4 raw[decltype(x)::kGroups];
   int asked = -1;
   template <bool MARKED>
-  __device__ __forceinline__ void load_slot(const u16* source, int slot, int slots, u32* error) {
+  __device__ __forceinline__ void load_slot(const u16* source, int slot, int slots, u32* error, Stamps& stamps) {
     const u16* at = source + (u64)slot * TOKENS * UNITS * 64;
+    const u32 before = stamps.clock();
     if (asked != slot) x.template fetch<MARKED>(raw, at, UNITS * 64, TOKENS, first_unit * 64, units);
-    if (MARKED)
+    if (MARKED && PROBE != 4)
       for (u32 polls = 0; __ballot_sync(0xffffffffu, has_mark()) != 0; ++polls) {
         if (polls == kMaxPolls) {
           atomicOr(error, 1u);
@@ -204,6 +292,7 @@ struct Slicer {
         }
         x.template fetch<MARKED>(raw, at, UNITS * 64, TOKENS, first_unit * 64, units);
       }
+    stamps.waited_since(before, kMarksWait);
     x.take(raw);
     if (kT == 1 && slot + 1 < slots) {
       x.template fetch<MARKED>(raw, at + TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
@@ -227,6 +316,21 @@ struct Slicer {
       const u32 at = ring.address() + k * kTile;
       float out[4];
       const bool last = k + kRows >= count;
+#if PROBE == 2
+      u32 all = 0;
+#pragma unroll
+      for (int u = 0; u < kSlice; ++u) {
+        if (u >= units) continue;
+        const uint4 w = ptx::lds128(at + (first_unit + u) * mxfp4::kUnitWeightBytes + lane * 16);
+        all ^= w.x ^ w.y ^ w.z ^ w.w ^ ptx::lds32(at + UNITS * mxfp4::kUnitWeightBytes + (first_unit + u) * mxfp4::kUnitScaleBytes + (lane >> 2) * 4);
+      }
+      if (last) {
+        arrived = true;
+        __syncwarp();
+        if (lane == 0) ptx::mbar_arrive(empty);
+      }
+      for (int i = 0; i < 4; ++i) out[i] = __uint_as_float(all & 0x3fffffffu);
+#else
       mxfp4::slice_dot<kT, kSlice>(x, at + first_unit * mxfp4::kUnitWeightBytes + lane * 16,
                                    at + UNITS * mxfp4::kUnitWeightBytes + first_unit * mxfp4::kUnitScaleBytes, units, out, [&] {
                                      if (!last) return;
@@ -234,6 +338,7 @@ struct Slicer {
                                      __syncwarp();
                                      if (lane == 0) ptx::mbar_arrive(empty);
                                    });
+#endif
       mxfp4::store_partial<kT>(part + (k * WK + slice) * kPartStride, out);
     }
     if (!arrived) {
@@ -247,7 +352,7 @@ struct Slicer {
 // prepare(first task) runs on every consumer thread before a sum's first arithmetic (what finish needs from memory is asked for there),
 // finish(first task, tasks, buffer) when the warps' sums of up to GU_PT tiles are in that buffer.
 template <typename Prepare, typename Finish>
-__device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slots, const u16* source, Prepare prepare, Finish finish) {
+__device__ __forceinline__ void consume_gate_up(Ring& ring, Stamps& stamps, Shared& sh, int slots, const u16* source, Prepare prepare, Finish finish) {
   static_assert(GU_PT % GU_TPS == 0, "a reduction must cover whole stages");
   static_assert(GU_TPS * Slicer<GU_UNITS, GU_WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   Slicer<GU_UNITS, GU_WK> slicer;
@@ -260,21 +365,25 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Shared& sh, int slot
     prepare(first);
     float* part = sh.part + buffer * kPartFloats;
     for (; stages < GU_PT / GU_TPS && task < gate_up_tasks(slots); ++stages, task += gridDim.x) {
-      ring.await_full();
-      if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE == 0)
+      stamps.await_full(ring, kGateUpStages, task == blockIdx.x, kFirstFull);
+      if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE != 1 && PROBE != 2)
         slicer.lean_stage(ring, part);
       else
         slicer.stage(ring, gate_up_tiles(task, slots), part, [](u32) { return true; });
       part += GU_TPS * GU_WK * 16 * kT;
     }
+    stamps.stamp_warp(kGateUpProducts);
     ptx::named_sync(kConsumerBarrier, kConsumers);
+    stamps.stamp(kGateUpMet);
     finish(first, stages, buffer);
   }
+  stamps.stamp_full(kGateUpFull);
+  stamps.stamp_warp(kGateUpPublished);
 }
 
 // Down: a contiguous share. prepare(first tile, tiles) before a sum's tiles, finish(first tile, tiles, buffer) after them.
 template <int UNITS, int WK, int TPS, int BATCH, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume(Ring& ring, const Share& share, const u16* source, int slots, int tiles, float* part, u32* error, Prepare prepare, Finish finish) {
+__device__ __forceinline__ void consume(Ring& ring, Stamps& stamps, const Share& share, const u16* source, int slots, int tiles, float* part, u32* error, Prepare prepare, Finish finish) {
   static_assert(BATCH % TPS == 0, "a reduction must cover whole stages");
   static_assert(TPS * Slicer<UNITS, WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
@@ -286,9 +395,9 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
     const u32 batch_end = min(batch + BATCH, end);
     prepare(batch, (int)(batch_end - batch));
     for (u32 tile = batch; tile < batch_end; tile += TPS) {
-      ring.await_full();
+      stamps.await_full(ring, kDownStages, tile == first, kDownFirstFull);
       // All of the tile's slices, of the slot whose activation is there: the branch that the others share is not taken.
-      if (Slicer<UNITS, WK>::kLean && TPS == 1 && PROBE == 0 && tile * WK >= share.low && (tile + 1) * WK <= share.high &&
+      if (Slicer<UNITS, WK>::kLean && TPS == 1 && PROBE != 1 && PROBE != 2 && tile * WK >= share.low && (tile + 1) * WK <= share.high &&
           (int)(tile / tiles) == slot) {
         slicer.lean_stage(ring, part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT);
         continue;
@@ -297,20 +406,27 @@ __device__ __forceinline__ void consume(Ring& ring, const Share& share, const u1
         const u32 index = (tile + k) * WK + slicer.slice;
         if (index < share.low || index >= share.high) return false;
         if ((int)((tile + k) / tiles) != slot) {
+          const bool first_slot = slot < 0;
           slot = (tile + k) / tiles;
-          slicer.template load_slot<kMarks>(source, slot, slots, error);
+          slicer.template load_slot<kMarks>(source, slot, slots, error, stamps);
+          if (first_slot) stamps.stamp(kDownProducts0);
         }
         return true;
       });
     }
+    stamps.stamp_warp(kDownProducts);
     ptx::named_sync(kConsumerBarrier, kConsumers);
+    stamps.stamp(kDownMet);
     finish(batch, (int)(batch_end - batch), buffer);
     buffer ^= 1;
   }
+  stamps.stamp_full(kDownFull);
+  stamps.stamp_warp(kDownPublished);
 }
 
 template <int WK>
 __device__ __forceinline__ float sum_parts(const float* part, int tile, int from, int to, int offset) {
+  if (PROBE == 3) return part[(tile * WK + from) * 16 * kT + offset];
   float sum = 0.0f;
 #pragma unroll
   for (int s = 0; s < WK; ++s)
@@ -370,15 +486,24 @@ __device__ __forceinline__ void weigh_slots(Shared& sh, int slots, const int* id
 // parts fp32 [slots][2][TOKENS][hidden] scratch, with EXCHANGE 1 all marks before the first launch and after every good one;
 // counters u32 [DN_TILES + 1], zero before the first launch and after every launch but for [DN_TILES], the CTAs that have passed gate-up: it
 // goes round at twice the grid, so that its half tells one launch from the next;
-// out fp32 [TOKENS][hidden]; error u32: bit 0 barrier timed out, bit 1 an expert id out of range.
+// out fp32 [TOKENS][hidden]; error u32: bit 0 barrier timed out, bit 1 an expert id out of range; lanes: see Stamps, untouched without LANES.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate_up, const u8* down, const u16* gate_up_bias,
-              const u16* down_bias, u16* inter, float* parts, u32* counters, float* out, u32* error) {
+              const u16* down_bias, u16* inter, float* parts, u32* counters, float* out, u32* error
+#if LANES
+              , u64* lanes
+#endif
+              ) {
   u8* dynamic = ptx::dynamic_shared();
   Shared& sh = *reinterpret_cast<Shared*>(dynamic + STAGES * STAGE_BYTES);
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const u32 grid = gridDim.x, cta = blockIdx.x;
   Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
+#if LANES
+  Stamps stamps(lanes);
+#else
+  Stamps stamps;
+#endif
   ptx::dependents_may_launch();
   if (warp == WARPS) {  // the producer lists the experts itself, then one lane of it copies; nothing but the ids stands before the first copy
     if (lane == 0) {
@@ -386,20 +511,23 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       ptx::mbar_init_fence();
     }
     ptx::wait_for_predecessor();
+    stamps.stamp(kReleased);
     list_slots(sh, ids, error);
     ptx::named_arrive(kListBarrier, kThreads);
     if (lane == 0) {
       const int slots = sh.slots;
       const u64 policy = ptx::policy_evict_first();
-      if (PHASES & 1) produce_gate_up(ring, sh, slots, gate_up, policy);
+      if (PHASES & 1) produce_gate_up(ring, stamps, sh, slots, gate_up, policy);
 #if PHASES & 2
-      produce<DN_UNITS, DN_WK, DN_TPS>(ring, share_of(slots, DN_TILES, DN_WK, cta, grid), down, sh.slot_expert, DN_TILES, policy);
+      produce<DN_UNITS, DN_WK, DN_TPS>(ring, stamps, share_of(slots, DN_TILES, DN_WK, cta, grid), down, sh.slot_expert, DN_TILES, policy);
 #endif
+      stamps.close();
     }
     return;
   }
 
   ptx::wait_for_predecessor();
+  stamps.stamp(kReleased);
   const u32 half = kMarks ? ptx::load_relaxed(counters + DN_TILES) / grid : 0;  // this CTA has not passed: the same for all
   if (kMarks) {  // the predecessor has read the other half, the successor writes it
     constexpr u32 kWords = kMaxSlots * TOKENS * kInter / 2;
@@ -430,7 +558,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       }
 #endif
     };
-    consume_gate_up(ring, sh, slots, x, prepare, [&](u32 first, int stages, int buffer) {
+    consume_gate_up(ring, stamps, sh, slots, x, prepare, [&](u32 first, int stages, int buffer) {
       const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
       for (int i = 0; i < kGateUpItems; ++i) {
@@ -482,7 +610,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
     }
 #endif
   };
-  consume<DN_UNITS, DN_WK, DN_TPS, DN_PT>(ring, down_share, inter, slots, DN_TILES, sh.part, error, prepare, [&](u32 first, int count, int buffer) {
+  consume<DN_UNITS, DN_WK, DN_TPS, DN_PT>(ring, stamps, down_share, inter, slots, DN_TILES, sh.part, error, prepare, [&](u32 first, int count, int buffer) {
     const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
     for (int i = 0; i < kDownItems; ++i) {
@@ -586,4 +714,6 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   }
 #endif
 #endif
+  stamps.stamp_warp(kCombined);
+  stamps.close();
 }

@@ -84,9 +84,10 @@ def test_gpt_oss_compiles_without_spills(tokens: int) -> None:
 
 @needs_nvrtc
 def test_every_option_compiles_and_fits_its_multiprocessor() -> None:
-    for shape, tokens, plan in mxfp4_bench.next_checked()[:3]:
+    for shape, tokens, plan in mxfp4_bench.next_checked():
         cubin = mxfp4_cuda.compile_pass(shape, tokens, plan)
         assert cubin.registers * plan.threads <= 65536
+        assert cubin.spill_bytes == 0
         assert mxfp4_cuda.shared_bytes(shape, tokens, plan) <= mxfp4_cuda.SHARED_BYTES
 
 
@@ -96,6 +97,8 @@ def test_options_that_do_not_go_together_are_refused() -> None:
         dataclasses.replace(plan, in_flight=plan.stages)
     with pytest.raises(InputError, match="marks"):
         dataclasses.replace(plan, combine="atomic")
+    with pytest.raises(InputError, match="probe"):
+        dataclasses.replace(plan, probe=5)
     with pytest.raises(InputError, match="chunk"):
         mxfp4_stream.compile_stream(mxfp4_bench.GPT_OSS, mxfp4_stream.StreamPlan(True, 4096, 4, 64, 1))
 

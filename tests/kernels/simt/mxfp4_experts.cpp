@@ -1,4 +1,6 @@
 // Runs kernels/cuda/mxfp4_experts.cu on the CPU (ptx.cuh beside this file). Arguments: the kernel's, as an array of 64-bit words.
+#include "ptx.cuh"
+inline long long clock64() { return (long long)ptx::globaltimer(); }
 #include "mxfp4_experts.cu"
 
 namespace {
@@ -7,7 +9,11 @@ template <typename T> T pointer(int i) { return reinterpret_cast<T>(words[i]); }
 void call() {
   mxfp4_experts(pointer<const u16*>(0), pointer<const int*>(1), pointer<const float*>(2), pointer<const u8*>(3), pointer<const u8*>(4),
                 pointer<const u16*>(5), pointer<const u16*>(6), pointer<u16*>(7), pointer<float*>(8), pointer<u32*>(9),
-                pointer<float*>(10), pointer<u32*>(11));
+                pointer<float*>(10), pointer<u32*>(11)
+#if LANES
+                , pointer<u64*>(12)
+#endif
+  );
 }
 }  // namespace
 
