@@ -5,9 +5,8 @@ that yield it, best first: the sidecar takes the first that the chip knows and t
 as in CUPTI 13.4's metric library; which sets return samples was seen on GH100 (H200, driver 580.159, CUDA 13.0).
 
 Traps: ``dramc__sectors`` are 32-byte sectors; ``.pct`` of a throughput or ratio metric is a fraction, not a percent,
-so none is used here; ``sm__ctas_active.avg`` adds up over cycles, so CTAs per SM are its quotient by the cycles. The causes of
-stalls need two passes each, but for the two that the vendor's set schedules on a third of the SMs: those are asked for
-by its own names.
+so none is used here; ``sm__ctas_active.avg`` adds up over cycles, so CTAs per SM are its quotient by the cycles. Every
+cause of stalls needs two passes but the two of the vendor's set, which go by its own names.
 """
 
 from collections.abc import Iterator, Mapping

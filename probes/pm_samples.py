@@ -250,8 +250,10 @@ def _same(text: str, count: int) -> pa.Array:
 
 
 def activity(counters: pa.Table) -> list[Sample]:
-    """Return the samples of ``counters`` (as ``to_table`` made it) by how active the SMs were, for finding pulses: about
-    1 with one warp on each. Empty where the set has no reading of ``ACTIVITY``."""
+    """Return the samples of ``counters`` (as ``to_table`` made it) by how active the SMs were, for finding pulses.
+
+    One warp on each SM is about 1. Empty where the set has no reading of ``ACTIVITY``.
+    """
     import pyarrow.compute as pc
 
     if "name" not in counters.column_names:

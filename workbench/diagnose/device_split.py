@@ -75,6 +75,7 @@ def split(
                 bytes_per_s=floor.bytes_per_s if floor else 0,
                 steps=len(steps),
                 packed_experts=floor.packed_experts if floor else False,
+                step_ns=int(steps.wall.sum()),
             )
             forward = kernel_losses(own, target_floor, evidence)
             losses += forward

@@ -58,7 +58,7 @@ class Loss:
 class Evidence:
     """What the split goes by. ``floor_bytes`` and ``bytes_per_s``: of a step; 0 where not known. ``expanded_bytes``:
     what a step reads beyond them because weights are held wider than they are stored, by the byte model.
-    ``packed_experts``: experts are held in four bits."""
+    ``packed_experts``: experts are held in four bits. ``step_ns``: all trusted steps, 0 where that is not known."""
 
     sms: int
     counters: StepCounters
@@ -68,6 +68,7 @@ class Evidence:
     bytes_per_s: int
     steps: int
     packed_experts: bool = False
+    step_ns: int = 0
 
 
 def kernel_losses(classes: Sequence[KernelClass], floor_ns: int, evidence: Evidence) -> list[Loss]:
@@ -224,13 +225,20 @@ def _product(one: KernelClass, rest: int, evidence: Evidence, written: float) ->
     if share and waves is not None:
         take("tail", one.ns * share, f"{one.ctas} CTAs are {waves:.2f} waves of {one.slots}", round(one.ns * share))
     issue, rate = evidence.counters.issue, evidence.counters.read_rate
-    if issue is not None:
-        idle = rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s
-        if issue >= BUSY_PIPES and idle:
+    busiest = evidence.counters.issue_of_busiest(one.ns / evidence.step_ns if evidence.step_ns else 1.0)
+    decodes = (one.four_bit or (one.experts and evidence.packed_experts)) and evidence.floor_bytes
+    why = "no evidence why"
+    if issue is not None and issue >= BUSY_PIPES:
+        if rate is None or rate < IDLE_MEMORY * evidence.bytes_per_s:
             take("instruction-bound", rest, f"instruction pipes {issue:.0%} busy while memory is not", rest)
-    elif (one.four_bit or (one.experts and evidence.packed_experts)) and evidence.floor_bytes:
-        note = "four-bit weights are decoded by integer instructions; no counter confirms it"
+    elif decodes and busiest is not None and busiest < BUSY_PIPES:
+        why = f"schedulers issue in {busiest:.0%} of their cycles at most, so decoding is not why"
+    elif decodes:
+        confirmed = (
+            "no counter confirms it" if busiest is None else f"schedulers issue in up to {busiest:.0%} of cycles"
+        )
+        note = f"four-bit weights are decoded by integer instructions; {confirmed}"
         take("instruction-bound", rest, note, rest)
     if rest:
-        losses.append(Loss("compute", rest, "estimated", "beyond the floor; no evidence why", one.name, one.ids))
+        losses.append(Loss("compute", rest, "estimated", f"beyond the floor; {why}", one.name, one.ids))
     return losses

@@ -64,7 +64,7 @@ def load_counters(bundle: Bundle, variant: str, counters: Columns | None) -> Ste
         return found
     for run_pass in SAMPLED:
         found = step_counters(counters, load_steps(bundle, variant, run_pass))
-        if found.samples >= MIN_SAMPLES or found.issue is not None:
+        if found.samples >= MIN_SAMPLES or found.issue is not None or found.stalled:
             break
     return found
 

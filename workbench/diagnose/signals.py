@@ -1,7 +1,8 @@
 """Hardware counters and in-kernel stamps over the steps, as the few numbers that the accounting asks for."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,6 +18,12 @@ SECTOR_BYTES = 32
 ISSUE = re.compile(r"instructions_per_cycle|sm__inst_executed.*\.avg|issue_active", re.IGNORECASE)
 """Counters that say how busy the instruction schedulers of an SM were: instructions a cycle, or a share."""
 
+STALLED: Mapping[str, re.Pattern[str]] = {
+    "global or local memory": re.compile("stalled_long_scoreboard", re.IGNORECASE),
+    "shared memory or the XU": re.compile("stalled_short_scoreboard", re.IGNORECASE),
+}
+"""What warps wait for when they do not issue, and the counters that say how many of a scheduler's do."""
+
 SCHEDULERS = 4
 """Warp instructions an SM executes a cycle at most."""
 
@@ -31,7 +38,9 @@ class StepCounters:
     """Counters of the pass whose steps they fall in. ``read_bytes``: DRAM bytes read a step. ``read_rate``: bytes a
     second within steps. ``issue``: 0 to 1, how busy the instruction schedulers were. ``local_bytes``: local memory read
     and written a step. ``written_bytes``: DRAM bytes written a step; ``writing_ns``: time of a step in which they are
-    WRITING of all bytes or more. None: not measured. ``samples``: how many samples of the read counter lie in steps."""
+    WRITING of all bytes or more. None: not measured. ``samples``: how many samples of the read counter lie in steps.
+    ``busiest_issue``: ``issue`` in the busiest 1, 2, ... 100 % of step time; empty where it was not measured.
+    ``stalled``: mean number of warps of a scheduler that wait, by what for (keys of ``STALLED``)."""
 
     read_bytes: float | None
     read_rate: float | None
@@ -41,6 +50,15 @@ class StepCounters:
     steps: int
     written_bytes: float | None = None
     writing_ns: float | None = None
+    busiest_issue: tuple[float, ...] = ()
+    stalled: Mapping[str, float] = field(default_factory=dict)
+
+    def issue_of_busiest(self, share: float) -> float | None:
+        """Return how busy the schedulers were in the busiest ``share`` of step time: an upper bound for a kernel that
+        takes that share, whichever samples are its own. None where it was not measured."""
+        if not self.busiest_issue:
+            return None
+        return self.busiest_issue[min(len(self.busiest_issue), max(1, round(share * len(self.busiest_issue)))) - 1]
 
 
 def step_counters(counters: Columns, steps: Steps) -> StepCounters:
@@ -83,9 +101,16 @@ def step_counters(counters: Columns, steps: Steps) -> StepCounters:
     written, _ = rate(WRITTEN_BYTES)
     length, part, values, listed = within(ISSUE)
     issue = float(np.average(values, weights=length * part)) if len(values) >= MIN_SAMPLES else None
+    busiest: tuple[float, ...] = ()
     if issue is not None:
         percent = any("pct" in name or "active" in name for name in listed)
-        issue = issue / 100 if percent and issue > 1.5 else issue if percent else issue / SCHEDULERS
+        most = (100.0 if issue > 1.5 else 1.0) if percent else SCHEDULERS
+        issue, busiest = issue / most, _busiest(values / most, length * part)
+    stalled = {}
+    for cause, match in STALLED.items():
+        length, part, values, _ = within(match)
+        if len(values) >= MIN_SAMPLES:
+            stalled[cause] = float(np.average(values, weights=length * part))
     return StepCounters(
         read * mean_ns / 1e9 if read else None,
         read,
@@ -95,7 +120,18 @@ def step_counters(counters: Columns, steps: Steps) -> StepCounters:
         len(steps),
         None if written is None else written * mean_ns / 1e9,
         None if written is None or not read else _writing_share(within(READ_BYTES), within(WRITTEN_BYTES)) * mean_ns,
+        busiest,
+        stalled,
     )
+
+
+def _busiest(values: Floats, weights: Floats) -> tuple[float, ...]:
+    """Return the mean of the largest ``values`` that make up 1, 2, ... 100 % of ``weights``."""
+    order = np.argsort(-values, kind="stable")
+    weight = np.concatenate([[0.0], np.cumsum(weights[order])])
+    total = np.concatenate([[0.0], np.cumsum(values[order] * weights[order])])
+    shares = np.arange(1, 101) / 100 * weight[-1]
+    return tuple((np.interp(shares, weight, total) / shares).tolist())
 
 
 Samples = tuple[Ints, Floats, Floats, list[str]]

@@ -169,6 +169,30 @@ def test_instruction_bound(device_run: Make) -> None:
     one = found(device_run(packed, read_bytes=BYTES, tables={"counters": idle}))
     assert "instruction-bound" not in one
     assert one["slow-kernels"].location == "mxfp4_gemv"
+    (loss,) = (row for row in one["slow-kernels"].evidence if "mxfp4_gemv" in row.what)
+    assert "schedulers issue in 10% of their cycles at most, so decoding is not why" in loss.what
+
+
+def test_instruction_bound_by_the_busiest_samples(device_run: Make) -> None:
+    """A kernel of a part of the step is judged by the busiest samples of as much time, not by the mean of all."""
+    kernels = [GEMM | {"name": "mxfp4_gemv"} for _ in range(4)] + good(4)
+    rows = samples(device_run, 0.4, name="instructions_per_cycle", unit="instructions/cycle")
+    for row in rows[::3]:
+        row["value"] = 3.2
+    one = found(device_run(kernels, read_bytes=BYTES, tables={"counters": rows}))
+    assert "schedulers issue in up to" in str(one["instruction-bound"].evidence)
+
+
+def test_what_warps_wait_for_is_evidence(device_run: Make) -> None:
+    rows = samples(device_run, 3.0, name="stalled_long_scoreboard", unit="warps/scheduler")
+    rows += samples(device_run, 0.25, name="stalled_short_scoreboard", unit="warps/scheduler")
+    packed = [GEMM | {"name": "mxfp4_gemv"} for _ in range(8)]
+    one = found(device_run(packed, read_bytes=BYTES, tables={"counters": rows}))["instruction-bound"]
+    said = {row.what: row.quantity.value for row in one.evidence if "wait for" in row.what}
+    assert said == {
+        "warps of a scheduler that wait for global or local memory, mean of the step": pytest.approx(3.0),
+        "warps of a scheduler that wait for shared memory or the XU, mean of the step": pytest.approx(0.25),
+    }
 
 
 def test_serialised_quantisation(device_run: Make) -> None:

@@ -191,6 +191,7 @@ def _finding(facts: Facts, rule: Rule, losses: list[Loss], total: int) -> Findin
             Evidence(f"time of cause {rule.cause}", per_step(facts, total, "estimated")),
             *loss_rows(facts, losses),
             *gap_rows(facts, rule.cause),
+            *stall_rows(facts, rule.cause),
         ),
         cause=rule.cause,
         recoverable=recoverable,
@@ -216,6 +217,16 @@ def loss_rows(facts: Facts, losses: list[Loss], most: int = 5) -> tuple[Evidence
             loss.ids,
         )
         for loss in losses[:most]
+    )
+
+
+def stall_rows(facts: Facts, cause: str) -> tuple[Evidence, ...]:
+    """Return what warps wait for, over all kernels of a step, where ``cause`` is of kernels that may wait."""
+    if cause not in ("compute", "instruction-bound", "barrier-wait"):
+        return ()
+    return tuple(
+        Evidence(f"warps of a scheduler that wait for {what}, mean of the step", Quantity(warps, "warps", "measured"))
+        for what, warps in facts.step_counters.stalled.items()
     )
 
 
