@@ -7,7 +7,8 @@ In this order, for what is left of a kernel class after its share of the floor:
 3. CTAs on fewer SMs than the device has (``under-fill``), an incomplete last wave (``tail``);
 4. local memory of a thread, or bytes written to DRAM that no copy explains (``spill``): what is left of the class, for
    neither tells how often it is read;
-5. instruction pipes busy while memory is not, or four-bit weights without a better reason (``instruction-bound``);
+5. instruction pipes busy while memory is not, or four-bit weights without a better reason (``instruction-bound``), but
+   not where schedulers idle even in the busiest samples of as much time as the kernel takes;
 6. waits between CTAs that stamps inside the kernel show (``barrier-wait``).
 """
 
