@@ -54,7 +54,8 @@ PRODUCER_WAITS: Mapping[str, int] = {
 
 
 def lane_table(words: torch.Tensor) -> list[dict[str, Any]]:
-    """Rows ``lane``, ``stamp``, ``mean``, ``min``, ``max`` in µs over the CTAs, each the median over launches.
+    """Rows ``lane``, ``stamp``, ``mean``, ``min``, ``max`` in µs over the CTAs, each the median over launches; events
+    also ``step_min``, ``step_max``: a CTA's own time since the event in the row before, the shortest and the longest.
 
     ``words`` int64 [launches, CTAs, 3, STAMPS]. Events count from the launch's earliest CTA's entry, waits are lengths.
     A word that was never written (stream only loads no activation) is left out. Two rows of lane ``launch`` follow
@@ -81,7 +82,16 @@ def lane_table(words: torch.Tensor) -> list[dict[str, Any]]:
     rows = []
     for lane, name in enumerate(LANES):
         events, waits = (PRODUCER, PRODUCER_WAITS) if name == "producer" else (CONSUMER, CONSUMER_WAITS)
-        rows += [row(name, stamp, at(lane, word)) for stamp, word in events.items() if data[:, :, lane, word].any()]
+        before = None
+        for stamp, word in events.items():
+            if not data[:, :, lane, word].any():
+                continue
+            here = at(lane, word)
+            rows.append(row(name, stamp, here))
+            if before is not None:
+                step = here - before
+                rows[-1] |= {"step_min": float(step.amin(1).median()), "step_max": float(step.amax(1).median())}
+            before = here
         rows += [
             row(name, stamp, data[:, :, lane, word].double() * rate[:, None] / 1e3)
             for stamp, word in waits.items()
@@ -97,5 +107,9 @@ def lane_table(words: torch.Tensor) -> list[dict[str, Any]]:
 
 def lane_lines(rows: list[dict[str, Any]]) -> list[str]:
     """The table as text, µs."""
-    head = f"{'lane':10} {'stamp, us':38} {'mean':>7} {'min':>7} {'max':>7}"
-    return [head, *(f"{r['lane']:10} {r['stamp']:38} {r['mean']:7.2f} {r['min']:7.2f} {r['max']:7.2f}" for r in rows)]
+    head = f"{'lane':10} {'stamp, us':38} {'mean':>7} {'min':>7} {'max':>7} {'step min':>8} {'step max':>8}"
+    lines = [head]
+    for row in rows:
+        step = f" {row['step_min']:8.2f} {row['step_max']:8.2f}" if "step_min" in row else ""
+        lines.append(f"{row['lane']:10} {row['stamp']:38} {row['mean']:7.2f} {row['min']:7.2f} {row['max']:7.2f}{step}")
+    return lines

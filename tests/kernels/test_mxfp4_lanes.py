@@ -31,6 +31,9 @@ def test_clocks_become_microseconds_of_a_launch(clock: int) -> None:
     entry, last = table["first warp", "entry"], table["last warp", "combined"]
     assert [entry[key] for key in ("mean", "min", "max")] == pytest.approx([0.1, 0.0, 0.2])
     assert [last[key] for key in ("mean", "min", "max")] == pytest.approx([6.6, 6.5, 6.7])
+    assert "step_min" not in entry
+    assert last["step_min"] == pytest.approx(0.5)
+    assert last["step_max"] == pytest.approx(0.5)
     assert table["first warp", next(iter(CONSUMER_WAITS))]["mean"] == pytest.approx(0.2)
     assert table["producer", "first copy"]["min"] == pytest.approx(1.0)
     assert table["launch", "period"]["mean"] == pytest.approx(21.0)
