@@ -120,6 +120,7 @@ constexpr u32 kSharedUnits = SHARED_INTER > 0 ? SHARED_INTER / 128 : 1;
 constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageUnits;  // the shared expert's share of down is a stage
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
+constexpr int kBatch = (kStagePositions + WARPS - 1) / WARPS;  // of them, a warp's
 constexpr int kPartial = KV_LORA + 4;
 constexpr int kScored = (EXPERTS + GRID - 1) / GRID;  // experts that a CTA scores: a stage each
 constexpr u32 kVocabTiles = VOCAB / 16;
@@ -173,7 +174,6 @@ struct Shared {
   alignas(16) float sums[WARPS];
   alignas(16) float peaks[WARPS];
   int token, position, launches, dead;
-  alignas(16) u8 zero[16];
   alignas(16) float feed[kFeedMost > 0 ? kFeedMost : 4];  // the dense or shared FFN's activations
   alignas(16) float own[kOwnTiles * 16];  // this CTA's rows of the residual
   alignas(16) float dots[kScored * WARPS];
@@ -566,7 +566,7 @@ struct Fp8Lane {
   u32 unit, vector, weight, scale;  // the warp's first unit; its columns of the vector, weights and scales
   __device__ __forceinline__ Fp8Lane() {
     const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
-    unit = warp / 4;
+    unit = warp / 4 % kPitch;  // warp / 4, and the compiler knows its range
     vector = unit * 256 + warp % 4 * 64 + lane % 4 * 16;
     scale = unit * kUnitBytes + 4 * kStepBytes;
     weight = unit * kUnitBytes + warp % 4 * kStepBytes + lane * 16;
@@ -585,7 +585,7 @@ __device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uin
   ptx::mma_f16(c, a, b.z, b.w);
 }
 
-// One stage of count units (at most 8) against the fp16 vector that starts at act: adds to the sums of rows g and g + 8. All eight columns of the
+// One stage of the next of count units against the fp16 vector that starts at act: adds to the sums of rows g and g + 8. All eight columns of the
 // MMA hold the vector, so every lane of a quad has its rows' sums. Where the stage has no unit, what an earlier one left is multiplied with what
 // lies behind the vector, and not added: offsets are then constants, and nothing branches.
 __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
@@ -648,20 +648,16 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half,
 #pragma unroll 1
   for (u32 left = high - low; left > 0;) {
     const u32 first = tile;
-    float low_row = 0.0f, high_row = 0.0f;
     int piece = half;
 #pragma unroll 1
-    while (left > 0 && piece < half + PIECES) {
-      const u32 units = min(min(kStageUnits, per_tile - at), left);
-      take_fp8(ring, mine, act + at * 256, units, low_row, high_row);
-      at += units;
+    for (; left > 0 && piece < half + PIECES; ++piece, ++tile) {
+      const u32 units = min(per_tile - at, left);
+      float low_row = 0.0f, high_row = 0.0f;
+#pragma unroll 1
+      for (u32 done = 0; done < units; done += kStageUnits) take_fp8(ring, mine, act + (at + done) * 256, units - done, low_row, high_row);
+      store_sums(sh, piece, low_row, high_row);
       left -= units;
-      if (left == 0 || at == per_tile) {
-        store_sums(sh, piece++, low_row, high_row);
-        low_row = high_row = 0.0f;
-        at = 0;
-        ++tile;
-      }
+      at = 0;
     }
     consumer_sync();
     finish(first, piece - half);
@@ -727,19 +723,20 @@ __device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float
   reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = low;
 }
 
-// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its units are the columns of one accumulator.
+// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its blocks of 32 are the columns of one accumulator. A lane has
+// the same column in every stage: it loads its one block, all others are zero and stay so.
 struct Fp4Vector {
   uint4 b[kPerWarp][2];
-  // unit i of this warp lies at act + i * stride
-  __device__ __forceinline__ void load(const Shared& sh, u32 act, u32 stride, u32 units) {
-    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-    const u32 zero = ptx::smem_addr(sh.zero);
+  __device__ __forceinline__ Fp4Vector() {
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {
-      const bool there = (u32)i < units;
-      b[i][0] = ptx::lds128(there && g == 2 * i ? act + i * stride + t * 16 : zero);
-      b[i][1] = ptx::lds128(there && g == 2 * i + 1 ? act + i * stride + 64 + t * 16 : zero);
-    }
+    for (int i = 0; i < kPerWarp; ++i) b[i][0] = b[i][1] = make_uint4(0, 0, 0, 0);
+  }
+  // unit i of this warp lies at act + i * stride
+  __device__ __forceinline__ void load(u32 act, u32 stride, u32 units) {
+    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int block = 0; block < 2 * kPerWarp; ++block)
+      if (g == block && (u32)block < 2 * units) b[block / 2][block % 2] = ptx::lds128(act + block / 2 * stride + block % 2 * 64 + t * 16);
   }
 };
 // The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
@@ -777,6 +774,52 @@ __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
+
+// A warp's part of softmax and what it weighs. A lane holds sixteen dimensions of the latent, then a pair of the rotated part.
+struct Attention {
+  float q[18], out[16], maximum = kNone, denominator = 0.0f;
+  __device__ __forceinline__ Attention() {
+#pragma unroll
+    for (int d = 0; d < 16; ++d) out[d] = 0.0f;
+  }
+  // N cached positions at once, so that their sums over the lanes overlap: the first `there`, at least one, count.
+  template <int N>
+  __device__ __forceinline__ void take(const float (&x)[N][18], int there) {
+    float dot[N], larger = maximum;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      float odd = q[17] * x[i][17];
+      dot[i] = q[16] * x[i][16];
+#pragma unroll
+      for (int d = 0; d < 16; d += 2) {
+        dot[i] = fmaf(q[d], x[i][d], dot[i]);
+        odd = fmaf(q[d + 1], x[i][d + 1], odd);
+      }
+      dot[i] += odd;
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1)
+#pragma unroll
+      for (int i = 0; i < N; ++i) dot[i] += __shfl_xor_sync(0xffffffffu, dot[i], mask);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (i >= there) dot[i] = kNone;
+      larger = fmaxf(larger, dot[i]);
+    }
+    const float rescale = exp2f(maximum - larger);
+    maximum = larger;
+    denominator *= rescale;
+#pragma unroll
+    for (int d = 0; d < 16; ++d) out[d] *= rescale;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float p = exp2f(dot[i] - larger);
+      denominator += p;
+#pragma unroll
+      for (int d = 0; d < 16; ++d) out[d] = fmaf(p, x[i][d], out[d]);
+    }
+  }
+};
 
 // --- vectors ----------------------------------------------------------------------------------------------------------
 
@@ -1016,7 +1059,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     sh.position = state[1];
     sh.launches = state[2];
   }
-  if (tid < 4) reinterpret_cast<u32*>(sh.zero)[tid] = 0;
   if (tid < kTable) sh.table[0][tid] = table[tid];
   __syncthreads();
   const int position = sh.position;
@@ -1123,7 +1165,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       while (query_tile < query_end) {
         float low_row = 0.0f, high_row = 0.0f;
 #pragma unroll 1
-        for (u32 at = 0; at < kLowUnits; at += kStageUnits) take_fp8(ring, mine, act + at * 256, min(kStageUnits, kLowUnits - at), low_row, high_row);
+        for (u32 at = 0; at < kLowUnits; at += kStageUnits)
+          take_fp8(ring, mine, act + at * 256, kLowUnits % kStageUnits == 0 ? kStageUnits : kLowUnits - at, low_row, high_row);
         store_sums(sh, half, low_row, high_row);
         consumer_sync();
         if (query_tile < kAbsorbSteps) {
@@ -1242,67 +1285,59 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       consumer_sync();
       // A lane holds dimensions 128 c + 4 lane onwards of the latent, and the pair (lane, lane + 32) of the rotated part.
-      float q[16], out[16], maximum = kNone, denominator = 0.0f;
+      Attention mine;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
         for (int j = 0; j < kJoiners; ++j) v = sum_of(v, *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane));
-        q[4 * c] = v.x * to_log2, q[4 * c + 1] = v.y * to_log2, q[4 * c + 2] = v.z * to_log2, q[4 * c + 3] = v.w * to_log2;
+        mine.q[4 * c] = v.x * to_log2, mine.q[4 * c + 1] = v.y * to_log2, mine.q[4 * c + 2] = v.z * to_log2, mine.q[4 * c + 3] = v.w * to_log2;
       }
-      const float q_first = sh.query[lane], q_second = sh.query[ROPE / 2 + lane];
-#pragma unroll
-      for (int d = 0; d < 16; ++d) out[d] = 0.0f;
-      auto absorb = [&](const float (&x)[16], float first, float second) {
-        float dot = fmaf(q_first, first, q_second * second);
-#pragma unroll
-        for (int d = 0; d < 16; ++d) dot = fmaf(q[d], x[d], dot);
-        dot = warp_sum(dot);
-        const float larger = fmaxf(maximum, dot), p = exp2f(dot - larger), rescale = exp2f(maximum - larger);
-        maximum = larger;
-        denominator = fmaf(denominator, rescale, p);
-#pragma unroll
-        for (int d = 0; d < 16; ++d) out[d] = fmaf(out[d], rescale, p * x[d]);
-      };
+      mine.q[16] = sh.query[lane], mine.q[17] = sh.query[ROPE / 2 + lane];
       const Share cached = positions(position);
 #pragma unroll 1
       for (u32 from = cached.low; from < cached.high; from += kStagePositions) {
         const u32 count = min(kStagePositions, cached.high - from);
         ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll 1
-        for (u32 p = warp; p < count; p += WARPS) {
-          const u32 at = ring.address() + p * kRow * 2;
-          float x[16];
+        if (warp < count) {
+          float x[kBatch][18];
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const uint2 raw = ptx::lds64(at + (128 * c + 4 * lane) * 2);
-            x[4 * c] = ptx::bf16_low(raw.x), x[4 * c + 1] = ptx::bf16_high(raw.x);
-            x[4 * c + 2] = ptx::bf16_low(raw.y), x[4 * c + 3] = ptx::bf16_high(raw.y);
+          for (int i = 0; i < kBatch; ++i) {  // the stage's last position again where there is none
+            const u32 at = ring.address() + min((u32)warp + i * WARPS, count - 1) * kRow * 2;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+              const uint2 raw = ptx::lds64(at + (128 * c + 4 * lane) * 2);
+              x[i][4 * c] = ptx::bf16_low(raw.x), x[i][4 * c + 1] = ptx::bf16_high(raw.x);
+              x[i][4 * c + 2] = ptx::bf16_low(raw.y), x[i][4 * c + 3] = ptx::bf16_high(raw.y);
+            }
+            // the rotated part: a word holds two neighbours, a lane takes its half
+            const u32 first = ptx::lds32(at + (KV_LORA + (lane & ~1)) * 2), second = ptx::lds32(at + (KV_LORA + ROPE / 2 + (lane & ~1)) * 2);
+            x[i][16] = lane & 1 ? ptx::bf16_high(first) : ptx::bf16_low(first);
+            x[i][17] = lane & 1 ? ptx::bf16_high(second) : ptx::bf16_low(second);
           }
-          // the rotated part: a word holds two neighbours, a lane takes its half
-          const u32 first = ptx::lds32(at + (KV_LORA + (lane & ~1)) * 2), second = ptx::lds32(at + (KV_LORA + ROPE / 2 + (lane & ~1)) * 2);
-          absorb(x, lane & 1 ? ptx::bf16_high(first) : ptx::bf16_low(first), lane & 1 ? ptx::bf16_high(second) : ptx::bf16_low(second));
+          mine.take(x, ((int)count - warp + WARPS - 1) / WARPS);
         }
         release_stage(ring);
         ring.next();
       }
       if (owns_current && warp == WARPS - 1) {
-        float x[16];
+        float x[1][18];
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const float4 v = *reinterpret_cast<const float4*>(sh.row + 128 * c + 4 * lane);
-          x[4 * c] = v.x, x[4 * c + 1] = v.y, x[4 * c + 2] = v.z, x[4 * c + 3] = v.w;
+          x[0][4 * c] = v.x, x[0][4 * c + 1] = v.y, x[0][4 * c + 2] = v.z, x[0][4 * c + 3] = v.w;
         }
-        absorb(x, sh.row[KV_LORA + lane], sh.row[KV_LORA + ROPE / 2 + lane]);
+        x[0][16] = sh.row[KV_LORA + lane], x[0][17] = sh.row[KV_LORA + ROPE / 2 + lane];
+        mine.take(x, 1);
       }
       if (lane == 0) {
-        sh.peaks[warp] = maximum;
-        sh.sums[warp] = denominator;
+        sh.peaks[warp] = mine.maximum;
+        sh.sums[warp] = mine.denominator;
       }
       float* combine = reinterpret_cast<float*>(sh.act);  // [WARPS][KV_LORA], each against its warp's maximum
 #pragma unroll
       for (int c = 0; c < 4; ++c)
-        *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) = make_float4(out[4 * c], out[4 * c + 1], out[4 * c + 2], out[4 * c + 3]);
+        *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) = make_float4(mine.out[4 * c], mine.out[4 * c + 1], mine.out[4 * c + 2], mine.out[4 * c + 3]);
       consumer_sync();
       float factor[WARPS], top = sh.peaks[0], total = 0.0f;
 #pragma unroll
@@ -1411,9 +1446,18 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       store_f16<kWidth>(sh, x, scale.factor);
       consumer_sync();
       stamp(lanes, record + kOut, 1);
-      consume_units(ring, sh, half, own.low * kOutUnits, own.high * kOutUnits, kOutUnits, act, [&](u32, int count) {
-        if (tid < count * 16) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
-      });
+      const Fp8Lane mine;
+#pragma unroll 1
+      for (int tile = 0; tile < own_rows / 16; ++tile) {
+        float low_row = 0.0f, high_row = 0.0f;
+#pragma unroll 1
+        for (u32 at = 0; at < kOutUnits; at += kStageUnits)
+          take_fp8(ring, mine, act + at * 256, kOutUnits % kStageUnits == 0 ? kStageUnits : kOutUnits - at, low_row, high_row);
+        store_sums(sh, half + tile, low_row, high_row);
+      }
+      consumer_sync();
+      if (tid < own_rows) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
+      half = PIECES - half;
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }
@@ -1480,7 +1524,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           const u32 begin = task % kFeedParts * kFeedUnits;
 #pragma unroll 1
           for (u32 at = 0; at < kFeedUnits; at += kStageUnits)
-            take_fp8(ring, mine, act + (begin + at) * 256, min(kStageUnits, kFeedUnits - at), low_row, high_row);
+            take_fp8(ring, mine, act + (begin + at) * 256, kFeedUnits - at, low_row, high_row);
           store_sums(sh, half + pieces, low_row, high_row);
         }
         consumer_sync();
@@ -1524,7 +1568,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           for (u32 at = 0; at < kUpUnits; at += 32) {
             const u32 units = kUpUnits % 32 == 0 ? 32 : min(32u, kUpUnits - at);
             const u32 mine = units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // warp, warp + WARPS, ...
-            vector.load(sh, act + (at + warp) * 128, WARPS * 128, mine);
+            vector.load(act + (at + warp) * 128, WARPS * 128, mine);
             const u32 stage = ring.address();
             take_fp4(
                 ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
@@ -1585,6 +1629,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
       const Fp8Lane mine;
       float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
+      Fp4Vector vector;
+      if (!dense) vector.load(act + first_unit * 128, 128, units);
       if (kTogether && !dense) take_fp8_tiles(ring, mine, act + 2 * TOPK * INTER, own_rows / 16, low_mine, high_mine);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
@@ -1595,8 +1641,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
         if (!dense) {
           const u32 stage = ring.address();
-          Fp4Vector vector;
-          vector.load(sh, act + first_unit * 128, 128, units);
           auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
           take_fp4(
               ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
@@ -1606,7 +1650,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         if (!kTogether || dense)
 #pragma unroll 1
           for (u32 at = 0; at < feed_units; at += kStageUnits)
-            take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, min(kStageUnits, feed_units - at), low_feed, high_feed);
+            take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, feed_units - at, low_feed, high_feed);
         store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
                    fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
       }
