@@ -619,6 +619,62 @@ __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 ac
   ring.next();
 }
 
+// Row tiles of UNITS units each against one vector. Where that is at most two stages, the lane's part of the vector stays in registers from tile to
+// tile, and a tile's stages are read before any is multiplied: two warps a scheduler do not hide the latency of one after the other.
+template <u32 UNITS>
+struct Fp8Tile {
+  static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
+  static constexpr bool kHeld = kStages <= 2;
+  static constexpr u32 kSlots = kHeld ? kStages * kPerWarp : 1;
+  Fp8Lane mine;
+  u32 act;
+  uint4 b[kSlots];
+  __device__ __forceinline__ void load(u32 vector) {
+    act = vector;
+    if (kHeld)
+#pragma unroll
+      for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
+  }
+  static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kPerWarp * kStageUnits + slot % kPerWarp * Fp8Lane::kPitch; }
+  __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
+    low = high = 0.0f;
+    if (!kHeld) {
+#pragma unroll 1
+      for (u32 at = 0; at < UNITS; at += kStageUnits) take_fp8(ring, mine, act + at * 256, UNITS - at, low, high);
+      return;
+    }
+    uint4 w[kSlots];
+    uint2 s[kSlots];
+    u32 empty[kStages];
+#pragma unroll
+    for (u32 n = 0; n < kStages; ++n) {
+      const u32 stage = ring.address();
+      empty[n] = ring.empty_bar();
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (u32 i = 0; i < kPerWarp; ++i) {
+        w[n * kPerWarp + i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+        s[n * kPerWarp + i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
+      }
+      ring.next();
+    }
+    __syncwarp();
+    if ((ptx::thread() & 31) == 0)
+#pragma unroll
+      for (u32 n = 0; n < kStages; ++n) ptx::mbar_arrive(empty[n]);
+    if (!kProducts) return;
+#pragma unroll
+    for (u32 slot = 0; slot < kSlots; ++slot) {
+      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      mma_fp8(c, w[slot], b[slot]);
+      if (unit_of(slot) + mine.unit < UNITS) {
+        low = fmaf(c[0], __uint_as_float(s[slot].x), low);
+        high = fmaf(c[2], __uint_as_float(s[slot].y), high);
+      }
+    }
+  }
+};
+
 // One stage of all units of count tiles of kSharedUnits each, against the vector that starts at act: lane t of a quad adds to the t-th tile's sums.
 __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
   const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address(), vector = act + mine.vector - mine.unit * 256;
@@ -1160,13 +1216,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       undo = scale.undo;
       consumer_sync();
       stamp(lanes, record + kQuery, 1);
-      const Fp8Lane mine;
+      Fp8Tile<kLowUnits> tiles;
+      tiles.load(act);
 #pragma unroll 1
       while (query_tile < query_end) {
-        float low_row = 0.0f, high_row = 0.0f;
-#pragma unroll 1
-        for (u32 at = 0; at < kLowUnits; at += kStageUnits)
-          take_fp8(ring, mine, act + at * 256, kLowUnits % kStageUnits == 0 ? kStageUnits : kLowUnits - at, low_row, high_row);
+        float low_row, high_row;
+        tiles.take(ring, low_row, high_row);
         store_sums(sh, half, low_row, high_row);
         consumer_sync();
         if (query_tile < kAbsorbSteps) {
@@ -1446,13 +1501,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       store_f16<kWidth>(sh, x, scale.factor);
       consumer_sync();
       stamp(lanes, record + kOut, 1);
-      const Fp8Lane mine;
+      Fp8Tile<kOutUnits> tiles;
+      tiles.load(act);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
-        float low_row = 0.0f, high_row = 0.0f;
-#pragma unroll 1
-        for (u32 at = 0; at < kOutUnits; at += kStageUnits)
-          take_fp8(ring, mine, act + at * 256, kOutUnits % kStageUnits == 0 ? kStageUnits : kOutUnits - at, low_row, high_row);
+        float low_row, high_row;
+        tiles.take(ring, low_row, high_row);
         store_sums(sh, half + tile, low_row, high_row);
       }
       consumer_sync();
@@ -1513,18 +1567,16 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
       u32* feed = dense ? feed_dense : feed_shared;
-      const Fp8Lane mine;
+      Fp8Tile<kFeedUnits> tiles;
 #pragma unroll 1
       for (u32 task = cta; task < tasks;) {
         const u32 first_task = task;
         int pieces = 0;
 #pragma unroll 1
         for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
-          float low_row = 0.0f, high_row = 0.0f;
-          const u32 begin = task % kFeedParts * kFeedUnits;
-#pragma unroll 1
-          for (u32 at = 0; at < kFeedUnits; at += kStageUnits)
-            take_fp8(ring, mine, act + (begin + at) * 256, kFeedUnits - at, low_row, high_row);
+          float low_row, high_row;
+          tiles.load(act + task % kFeedParts * (kFeedUnits * 256));
+          tiles.take(ring, low_row, high_row);
           store_sums(sh, half + pieces, low_row, high_row);
         }
         consumer_sync();

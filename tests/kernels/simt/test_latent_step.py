@@ -102,6 +102,12 @@ def test_source_on_the_cpu_with_heads_of_several_ctas_and_neither_indexer_nor_de
     simulated(build_kernel, BARE, plan_for(BARE, 16), [0, 47])
 
 
+def test_source_on_the_cpu_with_tiles_of_two_stages_and_of_three(build_kernel: Build) -> None:
+    """Out's vector stays in registers from tile to tile, the query's does not fit."""
+    shape = replace(BARE, layers=1, heads=8, v_dim=256, q_lora=2176)
+    simulated(build_kernel, shape, plan_for(shape, 9), [0, 20])
+
+
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
     """Prefetching, the stand-in for collectives, who polls."""
     plan = plan_for(BARE, 9)
