@@ -6,7 +6,8 @@ as in CUPTI 13.4's metric library; which sets return samples was seen on GH100 (
 
 Traps: ``dramc__sectors`` are 32-byte sectors; ``.pct`` of a throughput or ratio metric is a fraction, not a percent,
 so none is used here; ``sm__ctas_active.avg`` adds up over cycles, so CTAs per SM are its quotient by the cycles. Every
-cause of stalls needs two passes but the two of the vendor's set, which go by its own names.
+cause of stalls needs two passes but the two of the vendor's set, which go by its own names, and next to them nothing
+else of an SM is accepted. Beside the registers allocated, warps read 0 throughout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -204,8 +205,9 @@ SETS: Mapping[str, CounterSet] = MappingProxyType(
             CounterSet("local", "spill traffic", (_CYCLES, *_LOCAL, _WARPS)),
             CounterSet(
                 "stalls",
-                "why warps do not issue, and what registers they hold",
-                (_CYCLES, _SM_ACTIVE, *_STALLS, _INSTRUCTIONS, _REGISTERS, _CTAS),
+                "why warps do not issue; nothing else of an SM fits beside it",
+                (_CYCLES, *_STALLS),
+                vendor_set="TriageCompute",
             ),
             CounterSet(
                 "links",

@@ -25,14 +25,16 @@ def clock_edge(out):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def clock_pulse(out, length_ns):  # type: ignore[no-untyped-def]
-    """Keep one program an SM busy for ``length_ns``: out int64 [programs, 2], start and end of each."""
+    """Keep one program an SM busy for ``length_ns``, most of it waiting for memory: counters of busy SMs see it as well
+    as those of stalled warps. out int64 [programs, 2], start and end of each; the time of an earlier pulse, or 0."""
     program = tl.program_id(0)
     start = globaltimer()
     now = start
     while now < start + length_ns:
-        now = globaltimer()
+        # What is there is earlier than now: the loop goes on when it has come.
+        now = tl.maximum(globaltimer(), tl.load(out + 2 * program, volatile=True))
     tl.store(out + 2 * program, start)
-    tl.store(out + 2 * program + 1, now)
+    tl.store(out + 2 * program + 1, globaltimer())
 
 
 @triton.jit

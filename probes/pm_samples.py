@@ -14,9 +14,9 @@ from workbench.probes.counter_sets import CounterSet, normalise
 from workbench.trace.clocks import Bracket, Fit, Sample, Times, fit
 
 SOURCE = "pm_sampler"
-ACTIVITY = {"sm_active": 1.0, "warps_active": 64.0, "ctas_per_sm": 1.0}
-"""Readings that say when SMs are busy, best first, and what makes one warp on every SM about 1 of each: an SM of the
-data-centre GPUs since Volta holds 64 warps."""
+ACTIVITY = {"sm_active": 1.0, "warps_active": 64.0, "ctas_per_sm": 1.0, "stalled_long_scoreboard": 4.0}
+"""Readings that say when SMs are busy, best first, and what makes one warp on every SM, waiting for memory, about 1 of
+each: an SM of the data-centre GPUs since Volta holds 64 warps and has four schedulers."""
 
 MARGIN_NS = 2_000_000
 """How far outside the capture the bulk of its samples may lie before their clock is taken for another one."""

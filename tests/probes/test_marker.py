@@ -50,6 +50,14 @@ def test_the_echo_reads_the_clock_only_once_it_knows_that_it_was_asked() -> None
     assert text.count("%globaltimer") == 3
 
 
+def test_a_pulse_waits_for_memory_before_it_looks_at_the_clock_again() -> None:
+    """So that counters of warps that wait for memory see it, not only those of busy SMs."""
+    text = ptx("clock_pulse")
+    loop = text[text.index("%globaltimer", text.index("%globaltimer") + 1) :]
+    assert loop.index("ld.volatile.global") < loop.index("max.s64") < loop.index("bra") < loop.rindex("%globaltimer")
+    assert text.count("%globaltimer") == 3
+
+
 def test_the_marker_needs_a_gpu_and_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Marker(CPU).available()
     assert missing is not None

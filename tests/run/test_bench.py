@@ -2,9 +2,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 import torch
 
+from workbench.probes.counter_sets import SETS
 from workbench.probes.marker import Marker
+from workbench.probes.pm_samples import ACTIVITY
 from workbench.probes.protocol import Capture
 from workbench.run.bench import UNCHECKED_NS, CudaBench, Pulsed, aligned
 from workbench.trace.clocks import Fit
@@ -17,8 +20,9 @@ DEVICE = Fit(0, 5_000_000, 0, 800)  # bundle minus %globaltimer
 Counter = Callable[..., dict[str, Any]]
 
 
-def capture(counter: Counter, skew: int, drift_ppb: int = 0) -> Capture:
-    """Samples by a clock that is ``skew`` off at the first pulse and runs apart by ``drift_ppb``."""
+def capture(counter: Counter, skew: int, drift_ppb: int = 0, name: str = "sm_active", busy: float = 1.0) -> Capture:
+    """Samples by a clock that is ``skew`` off at the first pulse and runs apart by ``drift_ppb``; ``name`` is ``busy``
+    while a pulse runs."""
     seen = []
     for start, end in [*PULSES, *LATER]:
         off = skew + start * drift_ppb // 10**9
@@ -26,7 +30,7 @@ def capture(counter: Counter, skew: int, drift_ppb: int = 0) -> Capture:
     rows = []
     for begin in [*range(5_500_000, 8_500_000, PERIOD), *range(105_500_000, 108_500_000, PERIOD)]:
         covered = sum(max(0, min(begin + PERIOD, end) - max(begin, start)) for start, end in seen)
-        rows.append(counter("sm_active", begin, begin + PERIOD, covered / PERIOD))
+        rows.append(counter(name, begin, begin + PERIOD, covered / PERIOD * busy))
         rows.append(counter("dram_read_bytes", begin, begin + PERIOD, 5.0))
     return Capture({}, residual_ns=40, columns={"counters": pa.Table.from_pylist(rows)})
 
@@ -45,6 +49,21 @@ def test_samples_are_moved_to_where_the_pulses_were(counter: Counter) -> None:
         assert abs(row["start_ns"] - true) <= placed.residual_ns
         assert row["end_ns"] > row["start_ns"]
         assert row["value"] == old["value"]
+
+
+@pytest.mark.parametrize(("name", "busy"), [("warps_active", 1 / 64), ("stalled_long_scoreboard", 0.24)])
+def test_sets_without_busy_sms_are_placed_by_the_pulse_s_one_warp(counter: Counter, name: str, busy: float) -> None:
+    before = capture(counter, 108_000, name=name, busy=busy)
+    after = aligned(before, Pulsed(PULSES, DEVICE), Pulsed(LATER, DEVICE))
+    assert after.missing == before.missing
+    assert after.residual_ns <= 2_000
+    (placed,) = after.clocks.values()
+    assert abs(placed.offset_ns + 108_000) <= placed.residual_ns
+
+
+def test_every_counter_set_has_a_reading_that_sees_the_pulses() -> None:
+    for chosen in SETS.values():
+        assert {reading.name for reading in chosen.readings} & set(ACTIVITY), chosen.name
 
 
 def test_the_first_pulses_alone_give_an_offset(counter: Counter) -> None:
