@@ -311,6 +311,7 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
             ("7 stages", replace(base, stages=7)),
             ("16 warps", wide),
             ("one lane polls first", replace(base, gate=1)),
+            ("decode 1", replace(base, decode=1)),
             ("without products", replace(base, leave_out=2)),
             ("without copies and products, lanes", replace(base, leave_out=3, lanes=True)),
             ("base (again)", base),

@@ -116,7 +116,7 @@ constexpr u32 kExpertTile = kDownUnits * mxfp4::kUnitBytes;  // of down: a row t
 constexpr u32 kFeedParts = 4;
 constexpr u32 kFeedUnits = kHiddenUnits / kFeedParts;
 constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
-constexpr u32 kSharedUnits = SHARED_INTER > 0 ? SHARED_INTER / 128 : 1;
+constexpr u32 kSharedUnits = SHARED_INTER > 0 ? SHARED_INTER / 128 : 1, kDenseUnits = DENSE_INTER > 0 ? DENSE_INTER / 128 : 1;
 constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageUnits;  // the shared expert's share of down is a stage
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
@@ -585,69 +585,23 @@ __device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uin
   ptx::mma_f16(c, a, b.z, b.w);
 }
 
-// One stage of the next of count units against the fp16 vector that starts at act: adds to the sums of rows g and g + 8. All eight columns of the
-// MMA hold the vector, so every lane of a quad has its rows' sums. Where the stage has no unit, what an earlier one left is multiplied with what
-// lies behind the vector, and not added: offsets are then constants, and nothing branches.
-__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-  const u32 stage = ring.address();
-  uint4 w[kPerWarp], b[kPerWarp];
-  uint2 s[kPerWarp];
-#pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) b[i] = ptx::lds128(act + mine.vector + i * (Fp8Lane::kPitch * 256));
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    w[i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
-    s[i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
-  }
-  release_stage(ring);
-  if (kProducts) {
-    const int there = (int)count - (int)mine.unit;
-    float c[kPerWarp][4];
-#pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {
-      c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0.0f;
-      mma_fp8(c[i], w[i], b[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < kPerWarp; ++i)
-      if (i * (int)Fp8Lane::kPitch < there) {
-        low = fmaf(c[i][0], __uint_as_float(s[i].x), low);
-        high = fmaf(c[i][2], __uint_as_float(s[i].y), high);
-      }
-  }
-  ring.next();
-}
-
-// Row tiles of UNITS units each against one vector. Where that is at most two stages, the lane's part of the vector stays in registers from tile to
-// tile, and a tile's stages are read before any is multiplied: two warps a scheduler do not hide the latency of one after the other.
-template <u32 UNITS>
-struct Fp8Tile {
-  static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
-  static constexpr bool kHeld = kStages <= 2;
-  static constexpr u32 kSlots = kHeld ? kStages * kPerWarp : 1;
-  Fp8Lane mine;
-  u32 act;
-  uint4 b[kSlots];
-  __device__ __forceinline__ void load(u32 vector) {
-    act = vector;
-    if (kHeld)
-#pragma unroll
-      for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
-  }
+// A warp's share of the next STAGES stages: all are read before any is multiplied, since two warps a scheduler do not hide the latency of one after
+// the other. Where a stage has no unit, what an earlier one left is multiplied with what lies behind the vector, and not added: offsets are then
+// constants, and nothing branches.
+template <u32 STAGES_>
+struct Fp8Share {
+  static constexpr u32 kSlots = STAGES_ * kPerWarp;
+  uint4 w[kSlots];
+  uint2 s[kSlots];
   static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kPerWarp * kStageUnits + slot % kPerWarp * Fp8Lane::kPitch; }
-  __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
-    low = high = 0.0f;
-    if (!kHeld) {
-#pragma unroll 1
-      for (u32 at = 0; at < UNITS; at += kStageUnits) take_fp8(ring, mine, act + at * 256, UNITS - at, low, high);
-      return;
-    }
-    uint4 w[kSlots];
-    uint2 s[kSlots];
-    u32 empty[kStages];
+  static __device__ __forceinline__ void load(uint4 (&b)[kSlots], const Fp8Lane& mine, u32 act) {
 #pragma unroll
-    for (u32 n = 0; n < kStages; ++n) {
+    for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
+  }
+  __device__ __forceinline__ void read(Ring& ring, const Fp8Lane& mine) {
+    u32 empty[STAGES_];
+#pragma unroll
+    for (u32 n = 0; n < STAGES_; ++n) {
       const u32 stage = ring.address();
       empty[n] = ring.empty_bar();
       ptx::mbar_wait(ring.full_bar(), ring.parity);
@@ -661,17 +615,59 @@ struct Fp8Tile {
     __syncwarp();
     if ((ptx::thread() & 31) == 0)
 #pragma unroll
-      for (u32 n = 0; n < kStages; ++n) ptx::mbar_arrive(empty[n]);
+      for (u32 n = 0; n < STAGES_; ++n) ptx::mbar_arrive(empty[n]);
+  }
+  // Adds to the sums of rows g and g + 8 what the first count units give. All eight columns of the MMA hold the vector, so every lane of a quad has its
+  // rows' sums.
+  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots], const Fp8Lane& mine, u32 count, float& low, float& high) const {
     if (!kProducts) return;
 #pragma unroll
     for (u32 slot = 0; slot < kSlots; ++slot) {
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       mma_fp8(c, w[slot], b[slot]);
-      if (unit_of(slot) + mine.unit < UNITS) {
+      if (unit_of(slot) + mine.unit < count) {
         low = fmaf(c[0], __uint_as_float(s[slot].x), low);
         high = fmaf(c[2], __uint_as_float(s[slot].y), high);
       }
     }
+  }
+};
+
+// The next stages of a tile, count units or so many as they hold, against the fp16 vector that starts at act.
+template <u32 STAGES_>
+__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  Fp8Share<STAGES_> share;
+  uint4 b[share.kSlots];
+  share.load(b, mine, act);
+  share.read(ring, mine);
+  share.multiply(b, mine, count, low, high);
+}
+// All stages that hold count units.
+__device__ __forceinline__ void take_fp8_run(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+#pragma unroll 1
+  for (; (int)count > (int)kStageUnits; count -= 2 * kStageUnits, act += 512 * kStageUnits) take_fp8<2>(ring, mine, act, count, low, high);
+  if ((int)count > 0) take_fp8<1>(ring, mine, act, count, low, high);
+}
+
+// Row tiles of UNITS units each against one vector: the lane's part of it stays in registers from tile to tile where it is no more than two stages.
+template <u32 UNITS>
+struct Fp8Tile {
+  static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
+  static constexpr bool kHeld = kStages <= 2;
+  using Share = Fp8Share<kHeld ? kStages : 1>;
+  Fp8Lane mine;
+  u32 act;
+  uint4 b[Share::kSlots];
+  __device__ __forceinline__ void load(u32 vector) {
+    act = vector;
+    if (kHeld) Share::load(b, mine, act);
+  }
+  __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
+    low = high = 0.0f;
+    if (!kHeld) return take_fp8_run(ring, mine, act, UNITS, low, high);
+    Share share;
+    share.read(ring, mine);
+    share.multiply(b, mine, UNITS, low, high);
   }
 };
 
@@ -709,8 +705,7 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half,
     for (; left > 0 && piece < half + PIECES; ++piece, ++tile) {
       const u32 units = min(per_tile - at, left);
       float low_row = 0.0f, high_row = 0.0f;
-#pragma unroll 1
-      for (u32 done = 0; done < units; done += kStageUnits) take_fp8(ring, mine, act + (at + done) * 256, units - done, low_row, high_row);
+      take_fp8_run(ring, mine, act + at * 256, units, low_row, high_row);
       store_sums(sh, piece, low_row, high_row);
       left -= units;
       at = 0;
@@ -1648,7 +1643,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     refresh();
     {
       constexpr int kRouted = TOPK * INTER;
-      float4 x[kVectors<kRouted>];
+      float4 x[kVectors<kRouted>] = {};
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
       float peak = 0.0f;
 #pragma unroll
@@ -1676,35 +1671,41 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     stamp(lanes, record + kDown, 1);
     {
-      const u32 feed_units = (dense ? DENSE_INTER : SHARED_INTER) / 128;
-      const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
-      const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
-      const Fp8Lane mine;
-      float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
-      Fp4Vector vector;
-      if (!dense) vector.load(act + first_unit * 128, 128, units);
-      if (kTogether && !dense) take_fp8_tiles(ring, mine, act + 2 * TOPK * INTER, own_rows / 16, low_mine, high_mine);
+      constexpr u32 kFeed = 2 * TOPK * INTER;  // where the other FFN's activations lie
+      if (dense) {
+        Fp8Tile<kDenseUnits> tiles;
+        tiles.load(act + kFeed);
 #pragma unroll 1
-      for (int tile = 0; tile < own_rows / 16; ++tile) {
-        float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
-        if (kTogether) {  // zero in dense layers
-          low_feed = __shfl_sync(0xffffffffu, low_mine, (lane & 28) + tile);
-          high_feed = __shfl_sync(0xffffffffu, high_mine, (lane & 28) + tile);
+        for (int tile = 0; tile < own_rows / 16; ++tile) {
+          float low_row, high_row;
+          tiles.take(ring, low_row, high_row);
+          store_sums(sh, half + tile, low_row * undo, high_row * undo);
         }
-        if (!dense) {
+      } else {
+        const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
+        const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
+        const Fp8Lane mine;
+        float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
+        if (kTogether) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, low_mine, high_mine);
+        Fp4Vector vector;
+        vector.load(act + first_unit * 128, 128, units);
+#pragma unroll 1
+        for (int tile = 0; tile < own_rows / 16; ++tile) {
+          float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
+          if (kTogether) {
+            low_feed = __shfl_sync(0xffffffffu, low_mine, (lane & 28) + tile);
+            high_feed = __shfl_sync(0xffffffffu, high_mine, (lane & 28) + tile);
+          }
           const u32 stage = ring.address();
           auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
           take_fp4(
               ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
+          if (!kTogether) take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
+          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
+                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
         }
-        if (!kTogether || dense)
-#pragma unroll 1
-          for (u32 at = 0; at < feed_units; at += kStageUnits)
-            take_fp8(ring, mine, act + 2 * TOPK * INTER + at * 256, feed_units - at, low_feed, high_feed);
-        store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
-                   fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
       }
       consumer_sync();
       float row = 0.0f;
