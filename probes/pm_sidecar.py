@@ -33,8 +33,8 @@ CHUNK_SAMPLES = 2048
 DRAIN_SECONDS = 0.005
 
 QUIET_SAMPLES = 30_000
-"""So many samples of a capture wait in the hardware buffer, which holds some 50,000 of the largest set on an H200, before
-any is decoded: threads that decode take time from the process that is sampled."""
+"""So many samples of a capture wait in the hardware buffer before any is decoded; on an H200 it holds some 50,000 of
+the largest set. Threads that decode take time from the process that is sampled."""
 
 SELF_TEST_SECONDS = 0.03
 EVALUATORS = 4

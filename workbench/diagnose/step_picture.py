@@ -176,6 +176,8 @@ def _spills(facts: Facts, kernels: Columns, inside: Ints, own: Ints) -> Row:
     which = np.array([name in spilling for name in names] + [False], bool)
     rows = inside[which[codes[inside]]]
     remark = f"{len(rows):,} launches" if len(rows) else _no_spill(facts, kernels, inside)
+    moved = facts.step_counters.local_bytes
+    remark += "" if moved is None else f"; {moved / 1e6:.3g} MB of local memory moved a step (measured)"
     return _row("spills", "register spills", kernels, rows, own, np.zeros(len(rows), np.int64), ("spill",), remark)
 
 
