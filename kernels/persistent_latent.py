@@ -64,7 +64,7 @@ class LatentPlan:
     warps: int
     stages: int
     pieces: int
-    in_flight: int = 3
+    in_flight: int = 2
     prefetch_bytes: int = 0
     claim_head: bool = True
     evict_first: bool = True
@@ -127,7 +127,7 @@ def make_plan(
     warps: int = 8,
     stages: int | None = None,
     pieces: int | None = None,
-    in_flight: int = 3,
+    in_flight: int = 2,
     prefetch_bytes: int = 0,
     lanes: bool = False,
 ) -> LatentPlan:
