@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,79 @@ from workbench.kernels import mxfp4_bench, mxfp4_cuda, mxfp4_lanes, nvrtc
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 
 
+class Case:
+    """One call of a small layer, its float64 result, and what a launch leaves."""
+
+    def __init__(self, shape: mxfp4_cuda.ExpertShape, tokens: int, grid: int) -> None:
+        self.shape, self.tokens, self.grid = shape, tokens, grid
+        generator = torch.Generator().manual_seed(2)
+        self.source = mxfp4_bench.checkpoint(shape, shape.experts, generator)
+        self.weights = mxfp4_bench.packed(shape, self.source)
+        generator.manual_seed(tokens)
+        self.x = torch.randn(tokens, shape.hidden, generator=generator).to(torch.bfloat16)
+        picks = [torch.randperm(shape.experts, generator=generator)[: shape.top_k] for _ in range(tokens)]
+        self.ids = torch.stack(picks).to(torch.int32)
+        self.routing = torch.rand(tokens, shape.top_k, generator=generator) + 0.1
+
+    def run(self, build: Build, plan: mxfp4_cuda.Plan, launches: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+        """Checks what ``launches`` leave; returns the last one's activation and output."""
+        shape, tokens, grid = self.shape, self.tokens, self.grid
+        library = build("mxfp4_experts.cu", "mxfp4_experts.cpp", mxfp4_cuda.macros(shape, tokens, plan, "both"))
+        assert library.shared_bytes() <= mxfp4_cuda.shared_bytes(shape, tokens, plan)
+        slots = min(shape.top_k * tokens, shape.experts)
+        words = torch.full((2, slots, tokens, shape.inter // 2), -1, dtype=torch.int32)
+        inter = words.view(torch.bfloat16)
+        parts = torch.full((slots, 2, tokens, shape.hidden), -1, dtype=torch.int32).view(torch.float32)
+        counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32)
+        lanes = torch.zeros(launches, grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS, dtype=torch.int64)
+        out, error = torch.full((tokens, shape.hidden), float("nan")), torch.zeros(1, dtype=torch.int32)
+        w = self.weights
+        tensors = [self.x, self.ids, self.routing, w.gate_up, w.down, w.gate_up_bias, w.down_bias, inter, parts]
+        tensors += [counters, out, error]
+        for seed in range(launches):
+            out.fill_(float("nan"))
+            addresses = [0 if t is None else t.data_ptr() for t in tensors] + [lanes[seed].data_ptr()]
+            arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
+            assert library.run_experts(arguments, grid, seed) == 0, "the pass deadlocked"
+        half = (launches - 1) % 2
+        assert counters.tolist() == [0] * (shape.hidden // 16) + [launches % 2 * grid]
+        if plan.exchange == "marks":  # ready for the next launch
+            assert (words[1 - half] == -1).all()
+            assert (parts.view(torch.int32) == -1).all()
+        assert not error.any()
+        if plan.lanes:
+            check_stamps(lanes, plan.order)
+        else:
+            assert not lanes.any()
+        self.hold(inter[half], out)
+        return inter[half], out
+
+    def hold(self, inter: torch.Tensor, out: torch.Tensor) -> None:
+        """Both against float64, the output given the activation."""
+        source, shape = self.source, self.shape
+        expected = torch.zeros(self.tokens, shape.hidden, dtype=torch.float64)
+        pick = (
+            (slice(0, None, 2), slice(1, None, 2)) if shape.clamp else (slice(0, shape.inter), slice(shape.inter, None))
+        )
+        for slot, expert in enumerate(mxfp4_cuda.slot_order(self.ids)):
+            full = mxfp4_cuda.dequantise(source["gate_up"][expert], source["gate_up_scales"][expert])
+            bias = source["gate_up_bias"][expert] if shape.bias else None
+            biases = (None, None) if bias is None else (bias[pick[0]], bias[pick[1]])
+            hidden = mxfp4_cuda.reference_inter(shape, self.x, full[pick[0]], full[pick[1]], *biases)
+            assert mxfp4_bench.relative(inter[slot], hidden) < 3e-3
+            down = mxfp4_cuda.dequantise(source["down"][expert], source["down_scales"][expert])
+            y = inter[slot].to(torch.float64) @ down.T
+            if shape.bias:
+                y = y + source["down_bias"][expert].to(torch.float64)
+            expected += ((self.ids == expert) * self.routing.to(torch.float64)).sum(dim=1)[:, None] * y
+        assert mxfp4_bench.relative(out, expected) < 2e-6
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8])
 def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> None:
     """Every padded token count; with a barrier and counters, and with marks: the same bits."""
-    shape = mxfp4_cuda.ExpertShape(192, 128, 8, 2, clamp=True, bias=True)
-    generator = torch.Generator().manual_seed(2)
-    source = mxfp4_bench.checkpoint(shape, shape.experts, generator)
-    weights = mxfp4_bench.packed(shape, source)
-    plan = mxfp4_cuda.make_plan(shape, tokens, warps=3)
+    case = Case(mxfp4_cuda.ExpertShape(192, 128, 8, 2, clamp=True, bias=True), tokens, grid=3)
+    plan = mxfp4_cuda.make_plan(case.shape, tokens, warps=3)
     plans = [replace(plan, exchange="counters"), plan]
     if tokens == 1:
         plans += [replace(plan, decode=1, lean=True) for plan in plans]
@@ -28,73 +94,70 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
         plans.append(replace(plans[0], decode=0))
     if tokens == 3:  # padded to four
         plans.append(replace(plans[1], copy_bytes=176, in_flight=1, lanes=True))
-    outs: list[torch.Tensor] = []
-    for plan in plans:
-        generator.manual_seed(tokens)
-        macros = mxfp4_cuda.macros(shape, tokens, plan, "both")
-        library = build_kernel("mxfp4_experts.cu", "mxfp4_experts.cpp", macros)
-        x = torch.randn(tokens, shape.hidden, generator=generator).to(torch.bfloat16)
-        ids = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(tokens)]).to(torch.int32)
-        routing = torch.rand(tokens, 2, generator=generator) + 0.1
-        slots = min(2 * tokens, 8)
-        marks = plan.exchange == "marks"
-        words = torch.full((2, slots, tokens, shape.inter // 2), -1, dtype=torch.int32)
-        inter = words.view(torch.bfloat16)
-        parts = torch.full((slots, 2, tokens, shape.hidden), -1, dtype=torch.int32).view(torch.float32)
-        counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32)
-        grid, launches = 3, 3
-        lanes = torch.zeros(launches, grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS, dtype=torch.int64)
-        out, error = torch.full((tokens, shape.hidden), float("nan")), torch.zeros(1, dtype=torch.int32)
-        tensors = [x, ids, routing, weights.gate_up, weights.down, weights.gate_up_bias, weights.down_bias, inter]
-        pointers = [ctypes.c_void_p(t.data_ptr()) for t in [*tensors, parts, counters, out, error] if t is not None]
-        for seed in range(launches):
-            out.fill_(float("nan"))
-            addresses = [*(pointer.value or 0 for pointer in pointers), lanes[seed].data_ptr()]
-            arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
-            assert library.run_experts(arguments, grid, seed) == 0, "the pass deadlocked"
-        assert counters.tolist() == [0] * (shape.hidden // 16) + [launches % 2 * grid]
-        if marks:  # ready for the next launch
-            assert (words[1] == -1).all()
-            assert (parts.view(torch.int32) == -1).all()
-        expected = torch.zeros(tokens, shape.hidden, dtype=torch.float64)
-        for slot, expert in enumerate(mxfp4_cuda.slot_order(ids)):
-            full = mxfp4_cuda.dequantise(source["gate_up"][expert], source["gate_up_scales"][expert])
-            bias = source["gate_up_bias"][expert]
-            hidden = mxfp4_cuda.reference_inter(shape, x, full[0::2], full[1::2], bias[0::2], bias[1::2])
-            assert mxfp4_bench.relative(inter[0, slot], hidden) < 3e-3
-            down = mxfp4_cuda.dequantise(source["down"][expert], source["down_scales"][expert])
-            y = inter[0, slot].to(torch.float64) @ down.T + source["down_bias"][expert].to(torch.float64)
-            expected += ((ids == expert) * routing.to(torch.float64)).sum(dim=1)[:, None] * y
-        assert mxfp4_bench.relative(out, expected) < 2e-6
-        outs.append(out)
+    outs = [case.run(build_kernel, plan)[1] for plan in plans]
+    for out in outs:
         assert torch.equal(outs[0], out)  # who waits for whom changes no bit
-        assert not error.any()
-        if plan.lanes:
-            check_stamps(lanes)
-        else:
-            assert not lanes.any()
 
 
-def check_stamps(lanes: torch.Tensor) -> None:
-    """Every event is there, after the one before it; waits lie within the phase that they are of."""
+SMALL = mxfp4_cuda.ExpertShape(192, 128, 8, 2, clamp=True, bias=True)
+PLAIN = mxfp4_cuda.ExpertShape(320, 64, 9, 8)  # down by one warp along K, several row tiles a stage
+
+
+@pytest.mark.parametrize(
+    ("shape", "slots", "grid", "changes"),
+    [
+        (SMALL, 1, 3, {"stages": 2, "in_flight": 1}),
+        (SMALL, 2, 3, {"lean": True, "decode": 1, "lanes": True}),
+        (SMALL, 4, 5, {"stages": 3, "lanes": True}),
+        (SMALL, 8, 7, {"lean": True, "stages": 10, "in_flight": 3}),
+        (SMALL, 2, 40, {"lean": True}),  # CTAs without work in either phase
+        (PLAIN, 8, 5, {"lanes": True}),
+        (PLAIN, 4, 3, {"gate_up_tps": 3, "down_tps": 4, "lanes": True}),
+    ],
+)
+def test_slot_order_equals_float64(
+    build_kernel: Build, shape: mxfp4_cuda.ExpertShape, slots: int, grid: int, changes: dict[str, Any]
+) -> None:
+    """Down slot after slot, behind gate-up and between it: the activation of the other order, the output to fp32
+    summation."""
+    case = Case(replace(shape, top_k=slots), 1, grid)
+    plan = mxfp4_cuda.make_plan(case.shape, 1, warps=3)
+    inter, _ = case.run(build_kernel, plan)
+    plan = replace(plan, **changes)
+    ordered = [case.run(build_kernel, replace(plan, order=order)) for order in ("slots", "mixed")]
+    for activation, out in ordered:
+        assert torch.equal(activation, inter)
+        assert torch.equal(out, ordered[0][1])
+
+
+def check_stamps(lanes: torch.Tensor, order: mxfp4_cuda.Order) -> None:
+    """Every event is there, after the one before it; waits lie within the phase that they are of. But for order
+    ``shares`` warps do not meet, and the warp that sums writes down for the first one what it has published."""
     word = {**mxfp4_lanes.CONSUMER, **mxfp4_lanes.CONSUMER_WAITS}
     consumers = lanes[:, :, :2]
-    may_start = "down: first product may start"  # where a CTA has one stage of down, that is full before
-    for chain in (
-        [name for name in mxfp4_lanes.CONSUMER if name != may_start],
-        ["down: first stage full", may_start, "down: last product"],
-    ):
-        events = consumers[..., [word[name] for name in chain]]
+
+    def follow(warps: torch.Tensor, *chain: str) -> None:
+        events = warps[..., [word[name] for name in chain]]
         assert (events > 0).all()
         assert (events.diff() >= 0).all(), events
+
+    may_start = "down: first product may start"  # where a CTA has one stage of down, that is full before
+    if order == "shares":
+        follow(consumers, *(name for name in mxfp4_lanes.CONSUMER if name != may_start))
+    else:
+        follow(consumers, *(name for name in list(mxfp4_lanes.CONSUMER)[:5]), "down: last product", "combined")
+        follow(lanes[:, :, :1], "gate-up: last stage full", "gate-up: published", "down: published")
+    follow(consumers, "down: first stage full", may_start, "down: last product")
+    follow(consumers, "down: first stage full", "down: last stage full", "down: last product")
     assert (consumers[..., word["combined"]] > consumers[..., word["entry"]]).all()
     copies = lanes[:, :, 2, list(mxfp4_lanes.PRODUCER.values())]
     assert (copies > 0).all()
-    assert (copies.diff() > 0).all(), copies
+    if order != "mixed":  # its first copy of down may come before the last of gate-up
+        assert (copies.diff() > 0).all(), copies
     assert (lanes[..., 1] > lanes[..., 0]).all()
     for wait, begin, end in (
         ("waits: gate-up stages after the first", "first stage full", "gate-up: last stage full"),
-        ("waits: activations", "gate-up: published", "down: last product"),
+        ("waits: activations", "predecessor done", "down: last product"),
         ("waits: down stages after the first", "down: first stage full", "down: last stage full"),
     ):
         longest = consumers[..., word[end]] - consumers[..., word[begin]]
