@@ -626,15 +626,22 @@ __device__ __forceinline__ void multiply_slots(Ring& ring, Stamps& stamps, Share
     at = at + 1 == kBehind ? 0 : at + 1;
   };
   for (u32 segment = 0; segment < order.segments; ++segment) {
-    for (const u32 end = order.gate_up_end(segment); up < end; ++up) {
-      stamps.await_full(ring, kGateUpStages, up == 0, kFirstFull);
-      if (up + 1 == end && down.asked < 0) down.ask(inter, 0);
-      float* part = sh.part + at * kSumFloats;
-      if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE != 1 && PROBE != 2)
-        gate_up.lean_stage(ring, part);
-      else
-        gate_up.stage(ring, gate_up_tiles(blockIdx.x + up * gridDim.x, slots), part, [](u32) { return true; });
-      hand_over();
+    // Before a segment's last stage of gate-up the first slot is asked for; two turns of one loop, so that no stage pays for
+    // the question (ORDER 2 has no registers for that).
+    const u32 end = order.gate_up_end(segment);
+    for (u32 stop = ORDER == 2 ? end : up + 1 < end ? end - 1 : up;; stop = end) {
+      for (; up < stop; ++up) {
+        stamps.await_full(ring, kGateUpStages, up == 0, kFirstFull);
+        if (ORDER == 2 && up + 1 == end && down.asked < 0) down.ask(inter, 0);
+        float* part = sh.part + at * kSumFloats;
+        if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE != 1 && PROBE != 2)
+          gate_up.lean_stage(ring, part);
+        else
+          gate_up.stage(ring, gate_up_tiles(blockIdx.x + up * gridDim.x, slots), part, [](u32) { return true; });
+        hand_over();
+      }
+      if (up >= end) break;
+      if (ORDER == 1 && down.asked < 0) down.ask(inter, 0);
     }
     if (segment + 1 == order.segments) {
       stamps.stamp_full(kGateUpFull);

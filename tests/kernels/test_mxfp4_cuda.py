@@ -99,6 +99,14 @@ def test_options_that_do_not_go_together_are_refused() -> None:
         dataclasses.replace(plan, combine="atomic")
     with pytest.raises(InputError, match="probe"):
         dataclasses.replace(plan, probe=5)
+    slots = dataclasses.replace(plan, order="slots")
+    assert slots.threads == plan.threads + 32
+    with pytest.raises(InputError, match="one token"):
+        mxfp4_cuda.macros(mxfp4_bench.GPT_OSS, 2, slots, "both")
+    with pytest.raises(InputError, match="marks"):
+        dataclasses.replace(slots, exchange="counters")
+    with pytest.raises(InputError, match="stages"):
+        dataclasses.replace(slots, stages=11)
     with pytest.raises(InputError, match="chunk"):
         mxfp4_stream.compile_stream(mxfp4_bench.GPT_OSS, mxfp4_stream.StreamPlan(True, 4096, 4, 64, 1))
 
