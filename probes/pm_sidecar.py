@@ -31,11 +31,6 @@ CHUNK_SAMPLES = 2048
 """Samples per decoded image; CUPTI needs about 18 KiB for each."""
 
 DRAIN_SECONDS = 0.005
-
-QUIET_SAMPLES = 30_000
-"""So many samples of a capture wait in the hardware buffer before any is decoded; on an H200 it holds some 50,000 of
-the largest set. Threads that decode take time from the process that is sampled."""
-
 SELF_TEST_SECONDS = 0.03
 EVALUATORS = 4
 ANCHOR_TRIES = 9
@@ -375,7 +370,6 @@ class Sampler:
             raise Unfit(f"CUPTI refuses the set: {error}", "a longer interval or a smaller set") from None
         workers = max(1, min(EVALUATORS, (os.cpu_count() or 1) - 1))
         self.decoder = Decoder(gpu.cupti, sampling, self.chip, metrics, workers, interval_ns)
-        self.interval_ns = interval_ns
 
     def self_test(self) -> tuple[int, float]:
         """Return the samples of a short capture and the seconds it took to decode them."""
@@ -428,11 +422,6 @@ class Capture:
         self.decode_s = 0.0
         sampler.decoder.restart()
         sampler.collector.start()
-        self._quiet_until = time.monotonic() + QUIET_SAMPLES * sampler.interval_ns / 1e9
-
-    def rest(self) -> float:
-        """Return for how many seconds nothing needs to be decoded."""
-        return max(DRAIN_SECONDS, self._quiet_until - time.monotonic())
 
     def drain(self) -> bool:
         """Decode what waits, one image at most; tell whether there is more. What was decoded outlives a failure."""
@@ -539,7 +528,7 @@ def serve(options: argparse.Namespace) -> None:
     capture: Capture | None = None
     more = False
     while True:
-        line = lines.next(None if capture is None else 0 if more else capture.rest())
+        line = lines.next(None if capture is None else 0 if more else DRAIN_SECONDS)
         if line == "quit":
             break
         if line == "start" and capture is None:
