@@ -3,8 +3,8 @@
 // As persistent.cu: one CTA a multiprocessor, all co-resident; in each a producer lane streams the CTA's fixed share of every weight
 // of the step, in order, through one ring of shared-memory stages, and the consumer warps follow it phase by phase. A layer is
 //   low | query | attention | values | out | (router and) gate_up | down
-// seven exchanges of activations and one of scores, so here there is no grid barrier at all: what one CTA tells another is tagged words. One
-// more warp, the router's, chooses from the scores beside them.
+// seven exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words. Scores of experts are sums
+// of integers in L2 that every CTA adds to; one more warp, the router's, chooses from them beside the consumers.
 //
 // Tags. A word is an fp32 number whose two lowest bits count the uses of its place, modulo 4 (the reader clears them: 22 bits of mantissa pass
 // between phases, the residual itself keeps 24). A reader polls until the tag is the one of this use. A place is written once a use, and its
@@ -20,8 +20,12 @@
 //     publishes them. down sums over the chosen experts in the CTA, so no more than the rows themselves is exchanged;
 //   - GRID / HEADS CTAs serve a head: its rows of the query, and a part of its cached positions each. Absorbing is linear: who has sixteen rows of
 //     the query multiplies them at once with their columns of the key half of kv_b, and attention adds these parts. Nobody waits for a whole query;
-//   - a CTA scores two experts or so: it has every row of their router, and multiplies before it knows the RMS factor of what it multiplies;
-//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
+//   - a CTA multiplies its own rows of x_mid with their columns of the router, all experts', as soon as it has published them, and adds the products
+//     to the scores as 64-bit fixed-point numbers: sums of integers are the same in any order. A score's lowest byte counts who added, so
+//     no word is set back: who reads knows what a sum was before, and takes the difference. The RMS factor is applied then. So
+//     scores cross L2 beside x_mid, not behind it. Why nobody adds to a sum that is still to be read: as with the tagged words;
+//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K, and so does the shared
+//     expert's share of down, while the experts' weights come.
 //
 // Arithmetic: FP8 weights exact in fp16 against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
@@ -32,6 +36,8 @@
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
+//   SCORE_COPIES                   so many sums a score has, each of every so many-th CTA: fewer additions of a word
+//   IN_FLIGHT_BURST                IN_FLIGHT in gate-up of the experts and in the head, where nobody waits for words that cross L2 meanwhile
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
 //                                  most of a warp's lanes are late one polls before they load again
@@ -48,11 +54,29 @@ __device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
       : "=r"(first), "=r"(second)
       : "r"(word));
 }
+__device__ __forceinline__ void red_relaxed_u64(u64* address, u64 value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+// Two neighbours, each whole.
+__device__ __forceinline__ void ldg_pair_relaxed(u64 (&pair)[2], const u64* address) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(pair[0]), "=l"(pair[1]) : "l"(address) : "memory");
+}
+__device__ __forceinline__ u64 to_integer(float value) {
+  u64 rounded;
+  asm("cvt.rni.s64.f32 %0, %1;" : "=l"(rounded) : "f"(value));
+  return rounded;
+}
 }  // namespace ptx
 #endif
 
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 0
+#endif
+#ifndef IN_FLIGHT_BURST
+#define IN_FLIGHT_BURST IN_FLIGHT
+#endif
+#ifndef SCORE_COPIES
+#define SCORE_COPIES 1
 #endif
 #ifndef CLAIM
 #define CLAIM 1
@@ -122,7 +146,8 @@ constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kBatch = (kStagePositions + WARPS - 1) / WARPS;  // of them, a warp's
 constexpr int kPartial = KV_LORA + 4;
-constexpr int kScored = (EXPERTS + GRID - 1) / GRID;  // experts that a CTA scores: a stage each
+constexpr u32 kRouterTile = 32 * EXPERTS;  // bytes: 16 rows of the hidden size of every expert
+constexpr u32 kRouterTiles = kStageBytes / kRouterTile;  // of a stage
 constexpr u32 kVocabTiles = VOCAB / 16;
 constexpr u32 kVocabSteps = HIDDEN / 16;
 constexpr int kWidest = HIDDEN > HEADS * V_DIM ? HIDDEN : HEADS * V_DIM;
@@ -156,7 +181,9 @@ static_assert(DENSE_LAYERS == 0 || kDenseTiles * kFeedParts >= GRID, "every CTA 
 static_assert(kOwnTiles <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES, "pieces");
 static_assert(kPartFloats >= kJoiners * (KV_LORA + 4), "the joined parts of attention reuse the sums");
 static_assert(kActBytes >= 2 * Q_LORA + 4 * kJoiners * KV_LORA, "the head's query is joined behind the low rank");
-static_assert(2 * HIDDEN <= (int)kStageBytes, "an expert's row of the router fits a stage");
+static_assert(!kTogether || 2 * SHARED_INTER <= kVectorBytes, "the shared expert's activations lie behind the hidden vector");
+static_assert(kRouterTiles > 0, "a row tile of the router fits a stage");
+static_assert(GRID < 256 && SCORE_COPIES >= 1 && SCORE_COPIES <= 4, "a byte counts who added to a score");
 static_assert(kActBytes + 4 * kPartFloats >= (kVectorBytes > kDownBytes ? kVectorBytes : kDownBytes) + 256 * (int)kStageUnits, "a stage's missing units are read");
 static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
 
@@ -166,7 +193,7 @@ struct Shared {
   u64 table[2][kTable];
   alignas(16) u64 source[2][kTable];  // the producer's table
   u64 routed[8];  // one a choice
-  u64 sourced, dealt, chosen;
+  u64 sourced, dealt, normed, chosen;
   int tag[STAGES];
   int task[2 * PIECES];
   int expert[8];
@@ -174,9 +201,10 @@ struct Shared {
   alignas(16) float sums[WARPS];
   alignas(16) float peaks[WARPS];
   int token, position, launches, dead;
+  float level, rms;  // what scores are multiplied with before they are added; x_mid's factor
   alignas(16) float feed[kFeedMost > 0 ? kFeedMost : 4];  // the dense or shared FFN's activations
   alignas(16) float own[kOwnTiles * 16];  // this CTA's rows of the residual
-  alignas(16) float dots[kScored * WARPS];
+  alignas(16) float gained[kOwnTiles * 16];  // of x_mid, times the FFN norm's gain
   alignas(16) float score[EXPERTS];
   alignas(16) float turn[ROPE];  // cosine and sine of this position's angles
   alignas(16) float query[ROPE];
@@ -198,7 +226,7 @@ enum Entry {
 struct Ring {
   u32 base, full, empty;
   u32 stage, parity;
-  u32 issued, late_stage, late_parity;
+  u32 issued, most, late_stage, late_parity;  // issued: stages asked for and not known to be there, at most so many
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) {
       stage = 0;
@@ -254,15 +282,15 @@ __device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEA
 __device__ __forceinline__ void await_stage(Ring& ring) {
   ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
 #if IN_FLIGHT > 0
-  if (ring.issued < IN_FLIGHT) {
-    ++ring.issued;
-  } else {
+#pragma unroll 1
+  for (; ring.issued >= ring.most; --ring.issued) {
     ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
     if (++ring.late_stage == STAGES) {
       ring.late_stage = 0;
       ring.late_parity ^= 1;
     }
   }
+  ++ring.issued;
 #endif
 }
 // The stage is full once so many bytes have come.
@@ -314,7 +342,7 @@ __device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 
 }
 
 // What the producer goes through in a layer, in the consumers' order; a part is tasks that differ by a pitch.
-enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kExpertPart, kDownPart, kParts };
+enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kSharedPart, kExpertPart, kDownPart, kParts };
 
 // One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
 __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
@@ -339,6 +367,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
     };
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
+      ring.most = part == kExpertPart ? IN_FLIGHT_BURST : IN_FLIGHT;
       u32 task = 0, end = 1, stride = 1, pitch = 0;
       Run run{nullptr, 0, kUnitBytes, kStageUnits, 1, 0};
       auto source = [&](int which, u64 offset) { run.source = reinterpret_cast<const u8*>(entry[which]) + offset; };
@@ -376,14 +405,19 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = (own.high - own.low) * kOutUnits, run.per_tile = kOutUnits;
           break;
         case kRouterPart:
-          task = cta, end = dense ? 0 : EXPERTS, stride = GRID, pitch = 2 * HIDDEN;
-          source(kRouter, 0);
-          run.units = 1, run.unit_bytes = pitch;
+          end = !dense;
+          source(kRouter, (u64)own.low * kRouterTile);
+          run.units = run.per_tile = own.high - own.low, run.unit_bytes = kRouterTile, run.most = kRouterTiles;
           break;
         case kFeedPart:
           task = cta, end = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, stride = GRID, pitch = kFeedUnits * kUnitBytes;
           source(kFeedUp, 0);
           run.units = run.per_tile = kFeedUnits;
+          break;
+        case kSharedPart:  // the shared expert's tiles of down in one stage
+          end = kTogether && !dense;
+          source(kFeedDown, (u64)own.low * kSharedUnits * kUnitBytes);
+          run.units = run.per_tile = (own.high - own.low) * kSharedUnits;
           break;
         case kExpertPart:
           task = cta, end = dense ? 0 : TOPK * kUpTiles, stride = GRID;
@@ -404,11 +438,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = run.per_tile = (dense ? DENSE_INTER : SHARED_INTER) / 128;
           pitch = run.units * kUnitBytes;
           source(kFeedDown, 0);
-          if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
-            const u32 units = (own.high - own.low) * run.units;
-            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
-            run.units = 0;
-          }
+          if (kTogether && !dense) run.units = 0;  // they were there before
           break;
       }
       const u8* base = run.source;
@@ -452,6 +482,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       ring.next();
     }
   };
+  ring.most = IN_FLIGHT_BURST;
   constexpr u32 kRounds = CLAIM ? kVocabTiles / GRID * 5 / 8 : (kVocabTiles + GRID - 1) / GRID;
 #pragma unroll 1
   for (u32 round = 0; round < kRounds; ++round)
@@ -940,6 +971,17 @@ __device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOA
   return rsqrtf(sum * (1.0f / FLOATS) + (EPS));
 }
 constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
+// The other FFN's activations times factor into sh.act as fp16, from byte `at` on: a thread's own.
+__device__ __forceinline__ void store_feed(Shared& sh, int at, int inter, float factor) {
+#pragma unroll
+  for (int i = 0; i < kFeedVectors; ++i) {
+    const int vector = (int)ptx::thread() + i * kConsumers;
+    if (vector < inter / 4) {
+      const float4 v = *reinterpret_cast<const float4*>(sh.feed + 4 * vector);
+      reinterpret_cast<uint2*>(sh.act + at)[vector] = make_uint2(ptx::pack_f16(v.x * factor, v.y * factor), ptx::pack_f16(v.z * factor, v.w * factor));
+    }
+  }
+}
 
 // The vector times factor into sh.act as fp16, from float `at` on.
 template <int FLOATS>
@@ -975,30 +1017,108 @@ __device__ __forceinline__ void sort_down(u64 (&item)[COUNT]) {
         }
 }
 
+// This CTA's rows of x_mid, gained, times their columns of the router: added to every expert's sum.
+__device__ __forceinline__ void add_scores(Ring& ring, Shared& sh, u64* sums, u32 tiles) {
+  constexpr int kEach = (EXPERTS + kConsumers - 1) / kConsumers;
+  const u32 thread = ptx::thread(), gained = ptx::smem_addr(sh.gained);
+  float even[kEach], odd[kEach];
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) even[k] = odd[k] = 0.0f;
+#pragma unroll 1
+  for (u32 first = 0; first < tiles; first += kRouterTiles) {
+    ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll 1
+    for (u32 tile = first; tile < min(tiles, first + kRouterTiles); ++tile) {
+      const u32 weights = ring.address() + (tile - first) * kRouterTile;
+#pragma unroll
+      for (int four = 0; four < 4; ++four) {
+        const uint4 raw = ptx::lds128(gained + tile * 64 + four * 16);
+        const float x[4] = {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
+#pragma unroll
+        for (int k = 0; k < kEach; ++k)
+#pragma unroll
+          for (int pair = 0; pair < 2; ++pair) {
+            const u32 w = ptx::lds32(weights + ((2 * four + pair) * EXPERTS + min(thread + k * kConsumers, EXPERTS - 1u)) * 4);
+            even[k] = fmaf(x[2 * pair], ptx::bf16_low(w), even[k]);
+            odd[k] = fmaf(x[2 * pair + 1], ptx::bf16_high(w), odd[k]);
+          }
+      }
+    }
+    release_stage(ring);
+    ring.next();
+  }
+  constexpr float kMost = 140737488355328.0f;  // 2^47: no sum of 255 leaves 56 bits
+#pragma unroll
+  for (int k = 0; k < kEach; ++k) {
+    const u32 expert = thread + k * kConsumers;
+    if (expert < EXPERTS) ptx::red_relaxed_u64(sums + expert, ptx::to_integer(fminf(fmaxf((even[k] + odd[k]) * sh.level, -kMost), kMost)) * 256 + 1);
+  }
+}
+// A power of two, 2^32 times the largest one that is not above a vector's RMS factor: where scores keep nine digits and do not overflow.
+__device__ __forceinline__ float level_of(float factor) { return __uint_as_float((__float_as_uint(factor) & 0x7f800000u) + (32u << 23)); }
+
+constexpr int kScorePairs = (EXPERTS / 2 + 31) / 32;  // a lane of the router's warp has experts 64 k + 2 lane and the next
+__device__ __forceinline__ int score_pair(int k) { return min((int)(ptx::thread() & 31) + 32 * k, EXPERTS / 2 - 1); }
+// What stands in the sums of scores now.
+__device__ __forceinline__ void load_scores(u64 (&sum)[SCORE_COPIES][kScorePairs][2], const u64* scores) {
+#pragma unroll
+  for (int copy = 0; copy < SCORE_COPIES; ++copy)
+#pragma unroll
+    for (int k = 0; k < kScorePairs; ++k) ptx::ldg_pair_relaxed(sum[copy][k], scores + copy * EXPERTS + 2 * score_pair(k));
+}
+
 // One warp beside the consumers: chooses the TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced`
 // names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts once; then a round looks at 32 heads of lists.
-__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u32 launches) {
-  constexpr int kEach = (EXPERTS + 31) / 32;
+// before: the sums of scores as the last launch left them.
+__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, const u64* scores, int* routing,
+                                      u64 (&before)[SCORE_COPIES][kScorePairs][2]) {
+  constexpr int kEach = 2 * kScorePairs;
   const int lane = (int)ptx::thread() & 31;
 #pragma unroll 1
   for (int ordinal = 0; ordinal < MOE_LAYERS; ++ordinal) {
-    const u32 tag = (launches * MOE_LAYERS + ordinal) & 3u;
     const float* corrections = reinterpret_cast<const float*>(table[(u64)(DENSE_LAYERS + ordinal) * kTable + kCorrection]);
     float correction[kEach];
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
+    for (int k = 0; k < kEach; ++k) correction[k] = corrections[2 * score_pair(k / 2) + k % 2];
     const int named = forced == nullptr ? 0 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
-    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
-    u32 word[kEach];
-    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
+    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's products are there much before this CTA's own
+    u64 sum[SCORE_COPIES][kScorePairs][2];
+    u32 polls = 0;
+    bool late;
+#pragma unroll 1
+    do {
+      load_scores(sum, scores);
+      late = false;
+#pragma unroll
+      for (int copy = 0; copy < SCORE_COPIES; ++copy)
+#pragma unroll
+        for (int k = 0; k < kEach; ++k)
+          late |= (u8)(sum[copy][k / 2][k % 2] - before[copy][k / 2][k % 2]) != (GRID + SCORE_COPIES - 1 - copy) / SCORE_COPIES;
+      late = __ballot_sync(0xffffffffu, late && !give_up(sh, polls)) != 0;
+    } while (late);
+    float score[kEach];
+    const float unit = __uint_as_float((254u << 23) - __float_as_uint(sh.level));
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      u64 total = 0;
+#pragma unroll
+      for (int copy = 0; copy < SCORE_COPIES; ++copy) {
+        total += sum[copy][k / 2][k % 2] - before[copy][k / 2][k % 2];
+        before[copy][k / 2][k % 2] = sum[copy][k / 2][k % 2];
+      }
+      score[k] = (float)((long long)(total - GRID) >> 8) * unit;
+    }
+    ptx::mbar_wait(ptx::smem_addr(&sh.normed), ordinal & 1);
+    const float rms = sh.rms;
     u64 item[kEach];  // the score above, the index below, inverted
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const int expert = lane + 32 * k;
+      const int expert = 2 * (lane + k / 2 * 32) + k % 2;
       item[k] = 0;
       if (expert < EXPERTS) {
-        sh.score[expert] = number(word[k]);
-        item[k] = (u64)ordered(number(word[k]) + correction[k]) << 32 | (u32)~expert;
+        const float gate = __fdividef(1.0f, 1.0f + __expf(-score[k] * rms));
+        sh.score[expert] = gate;
+        item[k] = (u64)ordered(gate + correction[k]) << 32 | (u32)~expert;
       }
     }
     if (forced == nullptr) {
@@ -1078,7 +1198,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     warp = tid >> 5;
     lane = tid & 31;
   };
-  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, IN_FLIGHT, 0, 0};
 
   u32* low_parts = scratch;                                        // [2][kAllLowRows]
   u32* query_words = low_parts + 2 * kAllLowRows;                  // [HEADS][ROPE]
@@ -1087,8 +1207,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   u32* attended = partials + HEADS * kGroup * kPartial;            // [HEADS][V_DIM]
   u32* x_mid = attended + HEADS * V_DIM;                           // [HIDDEN]
   u32* x_in = x_mid + HIDDEN;                                      // [HIDDEN]
-  u32* scores = x_in + HIDDEN;                                     // [EXPERTS]
-  u32* inter = scores + EXPERTS;                                   // [TOPK][INTER]
+  u64* scores = reinterpret_cast<u64*>(x_in + HIDDEN);             // [SCORE_COPIES][EXPERTS]: whatever they are at first
+  u32* inter = x_in + HIDDEN + 2 * SCORE_COPIES * EXPERTS;         // [TOPK][INTER]
   u32* feed_shared = inter + TOPK * INTER;                         // [4][2 SHARED_INTER]
   u32* feed_dense = feed_shared + 2 * kFeedParts * SHARED_INTER;   // [4][2 DENSE_INTER]
   u32* index_queries = feed_dense + 2 * kFeedParts * DENSE_INTER;  // [INDEX_HEADS][INDEX_DIM]: nobody chooses positions by them
@@ -1102,6 +1222,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.normed), 1);
     for (int i = 0; i < TOPK; ++i) ptx::mbar_init(ptx::smem_addr(sh.routed + i), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
@@ -1111,6 +1232,16 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     sh.launches = state[2];
   }
   if (tid < kTable) sh.table[0][tid] = table[tid];
+  u64 before[SCORE_COPIES][kScorePairs][2];
+  if (MOE_LAYERS > 0 && warp == WARPS + 1) {
+    load_scores(before, scores);
+    u64 all = 0;  // a use of each: they are there before the barrier, behind which this CTA lets the others go on
+#pragma unroll
+    for (int copy = 0; copy < SCORE_COPIES; ++copy)
+#pragma unroll
+      for (int k = 0; k < kScorePairs; ++k) all |= before[copy][k][0] ^ before[copy][k][1];
+    if (lane < EXPERTS) sh.score[lane] = (float)(u32)all;
+  }
   __syncthreads();
   const int position = sh.position;
   const bool bad_token = (u32)sh.token >= VOCAB;
@@ -1124,7 +1255,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   }
   if (warp == WARPS + 1) {
     const int* row = forced == nullptr ? nullptr : forced + (u64)(position % forced_rows) * MOE_LAYERS * TOPK;
-    route(sh, table, row, scores, routing, (u32)sh.launches);
+    route(sh, table, row, scores, routing, before);
     return;
   }
 
@@ -1170,6 +1301,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const Scale scale = scale_of_peak(peak * factor);
       store_f16<HIDDEN>(sh, x, factor * scale.factor);
       undo = scale.undo;
+      if (tid == 0) sh.level = level_of(factor);  // the same in every CTA
       if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
       consumer_sync();
     }
@@ -1487,6 +1619,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       constexpr int kWidth = HEADS * V_DIM;
       float4 x[kVectors<kWidth>];
+      const u16 own_gain = reinterpret_cast<const u16*>(entry[kFfnNorm])[own.low * 16 + min(tid, own_rows - 1)];
       await_vector<kWidth>(sh, x, attended, tag);
       float peak = 0.0f;
 #pragma unroll
@@ -1508,50 +1641,31 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (tid < own_rows) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
       half = PIECES - half;
       exchange();
-      if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
+      if (tid < own_rows) {
+        publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
+        sh.gained[tid] = sh.own[tid] * ptx::bf16_value(own_gain);
+      }
     }
     stamp(lanes, record + kOut, 2);
 
-    // --- gate_up: this CTA's experts scored, the shared or dense FFN in quarters, then the chosen experts ---
+    // --- gate_up: this CTA's rows scored, the shared or dense FFN in quarters, then the chosen experts ---
     stamp(lanes, record + kGateUp, 0);
     refresh();
     {
       float4 x[kVectors<HIDDEN>];
       uint2 gain[kVectors<HIDDEN>];
       load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
-      await_vector<HIDDEN>(sh, x, x_mid, tag);
-      float sum, peak;
-      apply_gain<HIDDEN>(x, gain, sum, peak);
-      if (!dense) {
-        float dot[kScored];
-#pragma unroll
-        for (int r = 0; r < kScored; ++r) {
-          dot[r] = 0.0f;
-          if (cta + r * GRID < EXPERTS) {
-            ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll
-            for (int i = 0; i < kVectors<HIDDEN>; ++i)
-              if (has_vector<HIDDEN>(i)) {
-                const uint2 w = ptx::lds64(ring.address() + (tid + i * kConsumers) * 8);
-                dot[r] = fmaf(x[i].x, ptx::bf16_low(w.x), fmaf(x[i].y, ptx::bf16_high(w.x), dot[r]));
-                dot[r] = fmaf(x[i].z, ptx::bf16_low(w.y), fmaf(x[i].w, ptx::bf16_high(w.y), dot[r]));
-              }
-            release_stage(ring);
-            ring.next();
-          }
-        }
-#pragma unroll
-        for (int r = 0; r < kScored; ++r) {
-          dot[r] = warp_sum(dot[r]);
-          if (lane == 0) sh.dots[r * WARPS + warp] = dot[r];
-        }
+      if (!dense) {  // while x_mid comes
+        consumer_sync();
+        add_scores(ring, sh, scores + cta % SCORE_COPIES * EXPERTS, own.high - own.low);
+        if (tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
       }
-      reduce(sh, sum, peak);
-      const float rms = rsqrtf(sum * (1.0f / HIDDEN) + (EPS));
-      if (!dense && warp == 0) {
-        if (lane < kScored && cta + lane * GRID < EXPERTS)
-          publish(scores + cta + lane * GRID, __fdividef(1.0f, 1.0f + __expf(-sum_warps(sh.dots + lane * WARPS) * rms)), kind_tag);
-        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
+      await_vector<HIDDEN>(sh, x, x_mid, tag);
+      float peak;
+      const float rms = normalise<HIDDEN>(sh, x, gain, peak);
+      if (!dense && tid == 0) {
+        sh.rms = rms;
+        ptx::mbar_arrive(ptx::smem_addr(&sh.normed));
       }
       const Scale scale = scale_of_peak(peak * rms);
       store_f16<HIDDEN>(sh, x, rms * scale.factor);
@@ -1559,6 +1673,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       consumer_sync();
     }
     stamp(lanes, record + kGateUp, 1);
+    float low_mine = 0.0f, high_mine = 0.0f;  // the shared expert's share of down: in the t-th lane of a quad, of the t-th tile
     {
       const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
       u32* feed = dense ? feed_dense : feed_shared;
@@ -1585,6 +1700,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       // what this FFN's gate lets through, for down: a thread keeps its own, and the experts' weights are not there yet anyhow
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
+      float feed_peak = 0.0f;
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
         const int vector = tid + i * kConsumers;
@@ -1598,8 +1714,18 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             gate = sum_of(gate, numbers(raw[2 * n]));
             up = sum_of(up, numbers(raw[2 * n + 1]));
           }
-          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+          const float4 v = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = v;
+          feed_peak = fmaxf(feed_peak, peak_of(v));
         }
+      }
+      if (kTogether && !dense) {  // likewise the shared expert's share of down
+        const Scale scale = scale_of_peak(reduce_peak(sh, feed_peak));
+        store_feed(sh, kVectorBytes, SHARED_INTER, scale.factor);
+        consumer_sync();
+        take_fp8_tiles(ring, Fp8Lane(), act + kVectorBytes, own_rows / 16, low_mine, high_mine);
+        low_mine *= scale.undo;
+        high_mine *= scale.undo;
       }
     }
     if (!dense) {
@@ -1644,11 +1770,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       constexpr int kRouted = TOPK * INTER;
       float4 x[kVectors<kRouted>] = {};
+      const bool feeds = dense || !kTogether;  // the other FFN's activations are multiplied here
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
       float peak = 0.0f;
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i)
-        if (tid + i * kConsumers < feed_inter / 4) peak = fmaxf(peak, peak_of(*reinterpret_cast<const float4*>(sh.feed + 4 * (tid + i * kConsumers))));
+        if (feeds && tid + i * kConsumers < feed_inter / 4) peak = fmaxf(peak, peak_of(*reinterpret_cast<const float4*>(sh.feed + 4 * (tid + i * kConsumers))));
       if (!dense) {
         await_vector<kRouted>(sh, x, inter, kind_tag);
 #pragma unroll
@@ -1657,15 +1784,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       const Scale scale = scale_of_peak(reduce_peak(sh, peak));
       if (!dense) store_f16<kRouted>(sh, x, scale.factor);
-#pragma unroll
-      for (int i = 0; i < kFeedVectors; ++i) {
-        const int vector = tid + i * kConsumers;
-        if (vector < feed_inter / 4) {
-          const float4 v = *reinterpret_cast<const float4*>(sh.feed + 4 * vector);
-          reinterpret_cast<uint2*>(sh.act)[kRouted / 4 + vector] =
-              make_uint2(ptx::pack_f16(v.x * scale.factor, v.y * scale.factor), ptx::pack_f16(v.z * scale.factor, v.w * scale.factor));
-        }
-      }
+      if (feeds) store_feed(sh, 2 * kRouted, feed_inter, scale.factor);
       undo = scale.undo;
       consumer_sync();
     }
@@ -1685,8 +1804,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
         const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
         const Fp8Lane mine;
-        float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
-        if (kTogether) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, low_mine, high_mine);
         Fp4Vector vector;
         vector.load(act + first_unit * 128, 128, units);
 #pragma unroll 1
@@ -1702,9 +1819,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
-          if (!kTogether) take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
-          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
-                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
+          if (!kTogether) {
+            take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
+            low_feed *= undo;
+            high_feed *= undo;
+          }
+          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed),
+                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed));
         }
       }
       consumer_sync();
