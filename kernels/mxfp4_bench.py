@@ -344,6 +344,7 @@ def next_variants() -> list[Variant]:
     both = replace(base, decode=1, lean=True)
     slots = replace(both, order="slots")
     wide = replace(slots, stages=5, in_flight=3)
+    claims = replace(both, order="claims")
     plans = {
         "base": base,
         "slots": replace(base, order="slots"),
@@ -354,22 +355,30 @@ def next_variants() -> list[Variant]:
         "both, slots, 3 in flight": replace(slots, in_flight=3),
         "both, slots, 5 st., 3 in flight": wide,
         "both, slots, 6 st., 3 in flight": replace(slots, stages=6, in_flight=3),
-        "slots, decode 1": replace(base, decode=1, order="slots"),
-        "mixed": replace(base, order="mixed"),
+        "both, claims": claims,
+        "both, claims, 5 stages": replace(claims, stages=5),
+        "both, claims, 5 st., 3 in flight": replace(claims, stages=5, in_flight=3),
         "mixed, decode 1": replace(base, decode=1, order="mixed"),
         "stream only": replace(base, probe=1),
         "stream only, slots": replace(slots, probe=1),
+        "stream only, claims": replace(claims, probe=1),
         "both, slots, loads only": replace(slots, probe=2),
         "both, slots, no activations": replace(slots, probe=4),
         "both, slots, lanes": replace(slots, lanes=True),
         "both, slots, 5 st., 3 fl., lanes": replace(wide, lanes=True),
+        "both, claims, lanes": replace(claims, lanes=True),
         "mixed, decode 1, lanes": replace(base, decode=1, order="mixed", lanes=True),
         "slots, lean, decode 1 (again)": slots,
+        "both, claims (again)": claims,
         "base (again)": base,
     }
     rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
     qwen = mxfp4_cuda.make_plan(QWEN, 1)
-    for name, plan in (("base", qwen), ("slots", replace(qwen, order="slots"))):
+    for name, plan in (
+        ("base", qwen),
+        ("slots", replace(qwen, order="slots")),
+        ("claims", replace(qwen, order="claims")),
+    ):
         rows.append((name, QWEN, 1, {"plan": plan, "overlap": True}))
     return rows
 
@@ -442,6 +451,7 @@ def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
     return [
         (GPT_OSS, 1, replace(base, order="slots")),
         (GPT_OSS, 1, replace(slots, stages=6, in_flight=3, lanes=True)),
+        (GPT_OSS, 1, replace(slots, stages=5, in_flight=3, order="claims")),
         (GPT_OSS, 1, replace(base, decode=1, order="mixed")),
         (QWEN, 1, replace(mxfp4_cuda.make_plan(QWEN, 1), order="slots")),
     ]

@@ -18,7 +18,8 @@
 //   ORDER                          of one token's down tiles (marks). 0: a contiguous share of all of them, so one slot or two a CTA. 1: stages of
 //                                  whole tiles dealt in turn, slot after slot, and only the last ones shared out in slices; one more warp sums each
 //                                  stage's parts and publishes them at once. The activation of the last slot is then waited for behind the down
-//                                  tiles of all others. 2: the same, a dealt stage of down as soon as its slot's gate-up is LEAD rounds old
+//                                  tiles of all others. 2: the same, a dealt stage of down as soon as its slot's gate-up is kLead rounds old. 3: as 1, but
+//                                  the last ones are claimed from a counter, half a tile at a time, so that a slow multiprocessor does fewer
 //   IN_FLIGHT                      most stages of a CTA that are asked for and not there yet; 0: the whole ring
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; else wrong results. 1 stream only: no arithmetic, what the copy pipeline alone takes; 2 loads only:
@@ -71,6 +72,9 @@ constexpr int kInter = GU_TILES * 8;
 #if ORDER > 0
 static_assert(TOKENS == 1 && kMarks, "ORDER: one token, marks");
 constexpr u32 kLead = 2;                                           // rounds of gate-up (ORDER 2)
+constexpr bool kClaims = ORDER == 3;
+constexpr u32 kPieces = DN_TPS == 1 && DN_WK > 1 ? 2 : 1;          // of a claimed tile; else a stage of whole tiles is claimed
+constexpr u32 kNoUnit = 0xffffffffu;
 constexpr u32 kAhead = STAGES < 3 ? STAGES : 3;                    // a stage is free again once the stage so many before it is summed
 constexpr u32 kBehind = STAGES + kAhead;                           // so these many wait to be summed at most
 static_assert(kSumBarrier + kBehind <= 16, "named barriers");
@@ -86,6 +90,7 @@ struct Shared {
   float weight[kMaxSlots * kT];
   int last[64];
 #if ORDER > 0
+  u32 unit[kBehind];  // what a claimed stage is
   alignas(16) float part[kBehind * kSumFloats];
 #else
   alignas(16) float part[2 * kPartFloats];
@@ -530,16 +535,19 @@ struct SlotOrder {
   u32 rounds, stages, dealt;  // dealt stages of down a CTA, all stages, tiles dealt to all CTAs
   Share rest;                 // counted from the first slice of all
   u32 gate_up, segments;      // gate-up stages of this CTA; pieces of the list: gate-up, then down
+  u32 tiles, units;           // of down; what can be claimed
 
   __device__ __forceinline__ SlotOrder(int slots) {
-    const u32 tiles = (u32)slots * DN_TILES, round = gridDim.x * DN_TPS;
+    const u32 round = gridDim.x * DN_TPS;
+    tiles = (u32)slots * DN_TILES;
     rounds = tiles / round > 1 ? tiles / round - 1 : 0;
     dealt = rounds * round;
     rest = share_of(1, (int)(tiles - dealt), DN_WK, blockIdx.x, gridDim.x);
     rest.low += dealt * DN_WK;
     rest.high += dealt * DN_WK;
     stages = rounds;
-    if (rest.high > rest.low) stages += ((rest.high + DN_WK - 1) / DN_WK - rest.low / DN_WK + DN_TPS - 1) / DN_TPS;
+    units = kPieces == 2 ? 2 * (tiles - dealt) : (tiles - dealt + DN_TPS - 1) / DN_TPS;
+    if (!kClaims && rest.high > rest.low) stages += ((rest.high + DN_WK - 1) / DN_WK - rest.low / DN_WK + DN_TPS - 1) / DN_TPS;
     const u32 tasks = gate_up_tasks(slots);
     gate_up = blockIdx.x < tasks ? (tasks - 1 - blockIdx.x) / gridDim.x + 1 : 0;
     segments = ORDER == 2 ? rounds + 1 : 1;
@@ -557,8 +565,18 @@ struct SlotOrder {
     s.high = stage < rounds ? 0xffffffffu : rest.high;
     return s;
   }
-  // CTAs that hold a part of this tile.
-  __device__ __forceinline__ u32 parts(u32 tile) const { return tile < dealt ? 1 : parts_of(rest, tile - dealt, DN_WK, gridDim.x); }
+  __device__ __forceinline__ DownStage claimed(u32 unit) const {
+    if (kPieces == 2) {
+      const u32 tile = dealt + unit / 2, middle = tile * DN_WK + (DN_WK + 1) / 2;
+      return {tile, 1, unit % 2 == 0 ? 0 : middle, unit % 2 == 0 ? middle : 0xffffffffu};
+    }
+    const u32 tile = dealt + unit * DN_TPS;
+    return {tile, min((u32)DN_TPS, tiles - tile), 0, 0xffffffffu};
+  }
+  // Parts of the sum that this tile has.
+  __device__ __forceinline__ u32 parts(u32 tile) const {
+    return tile < dealt ? 1 : kClaims ? kPieces : parts_of(rest, tile - dealt, DN_WK, gridDim.x);
+  }
   // Where a segment ends. With ORDER 2 a round of down stands kLead rounds behind the last gate-up tile of its last slot.
   __device__ __forceinline__ u32 gate_up_end(u32 segment) const {
     if (segment + 1 >= segments) return gate_up;
@@ -568,10 +586,24 @@ struct SlotOrder {
   __device__ __forceinline__ u32 down_end(u32 segment) const { return segment + 1 < segments ? segment + 1 : stages; }
 };
 
-__device__ __forceinline__ void produce_slots(Ring& ring, Stamps& stamps, const Shared& sh, int slots, const SlotOrder& order, const u8* gate_up,
-                                              const u8* down, u64 policy) {
+__device__ __forceinline__ void produce_slots(Ring& ring, Stamps& stamps, Shared& sh, int slots, const SlotOrder& order, const u8* gate_up,
+                                              const u8* down, u32* counter, u64 policy) {
   constexpr u32 kUpTile = GU_UNITS * mxfp4::kUnitBytes, kDownTile = DN_UNITS * mxfp4::kUnitBytes;
   u32 up = 0, stage = 0;
+  auto copy = [&](const DownStage& here) {
+    u32 bytes = 0;
+#pragma unroll
+    for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
+      for (u32 k = 0; k < here.count; ++k) {
+        const u32 at = (here.tile + k) * DN_WK, slot = (here.tile + k) / DN_TILES, row = (here.tile + k) % DN_TILES;
+        const int s0 = here.low > at ? (int)(here.low - at) : 0;
+        const int s1 = here.high < at + DN_WK ? (int)(here.high - at) : DN_WK;
+        bytes += load_slices<DN_UNITS, DN_WK>(ring, k * kDownTile, down + ((u64)sh.slot_expert[slot] * DN_TILES + row) * kDownTile, s0, s1, policy, pass == 0);
+      }
+      if (pass == 0) ptx::mbar_expect(ring.full_bar(), bytes);
+    }
+    ring.next();
+  };
   for (u32 segment = 0; segment < order.segments; ++segment) {
     for (const u32 end = order.gate_up_end(segment); up < end; ++up) {
       const u32 task = blockIdx.x + up * gridDim.x, first = task * GU_TPS, count = gate_up_tiles(task, slots);
@@ -586,21 +618,29 @@ __device__ __forceinline__ void produce_slots(Ring& ring, Stamps& stamps, const 
     }
     stamps.stamp(kGateUpCopied);
     for (const u32 end = order.down_end(segment); stage < end; ++stage) {
-      const DownStage here = order.down(stage);
       stamps.await_empty(ring, kDownEmpty);
       if (stage == 0) stamps.stamp(kDownFirstCopy);
-      u32 bytes = 0;
-#pragma unroll
-      for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
-        for (u32 k = 0; k < here.count; ++k) {
-          const u32 at = (here.tile + k) * DN_WK, slot = (here.tile + k) / DN_TILES, row = (here.tile + k) % DN_TILES;
-          const int s0 = here.low > at ? (int)(here.low - at) : 0;
-          const int s1 = here.high < at + DN_WK ? (int)(here.high - at) : DN_WK;
-          bytes += load_slices<DN_UNITS, DN_WK>(ring, k * kDownTile, down + ((u64)sh.slot_expert[slot] * DN_TILES + row) * kDownTile, s0, s1, policy, pass == 0);
-        }
-        if (pass == 0) ptx::mbar_expect(ring.full_bar(), bytes);
+      copy(order.down(stage));
+    }
+  }
+  if (kClaims) {
+    // Halves are short: one more of them in flight, where the ring has room.
+    if (kPieces == 2 && IN_FLIGHT > 0 && IN_FLIGHT + 1 < STAGES) ring.issued = min(ring.issued, (u32)IN_FLIGHT - 1);
+    u32 at = (order.gate_up + order.rounds) % kBehind;
+    for (u32 unit = blockIdx.x;; ++stage) {  // the first is dealt, the next is claimed while one is copied; as many claims as units
+      const bool any = unit < order.units;
+      const u32 claim = any ? ptx::add_relaxed(counter, 1) : 0;
+      stamps.await_empty(ring, kDownEmpty);
+      if (stage == 0) stamps.stamp(kDownFirstCopy);
+      sh.unit[at] = any ? unit : kNoUnit;
+      at = at + 1 == kBehind ? 0 : at + 1;
+      if (!any) {
+        ptx::mbar_arrive(ring.full_bar());
+        break;
       }
-      ring.next();
+      copy(order.claimed(unit));
+      if (claim + 1 == order.units) ptx::store_relaxed(counter, 0);  // nobody claims any more
+      unit = gridDim.x + claim;
     }
   }
   stamps.stamp(kDownCopied);
@@ -641,15 +681,17 @@ __device__ __forceinline__ void multiply_slots(Ring& ring, Stamps& stamps, Share
         hand_over();
       }
       if (up >= end) break;
-      if (ORDER == 1 && down.asked < 0) down.ask(inter, 0);
+      if (ORDER != 2 && down.asked < 0) down.ask(inter, 0);
     }
     if (segment + 1 == order.segments) {
       stamps.stamp_full(kGateUpFull);
       stamps.stamp_warp(kGateUpProducts);
     }
-    for (const u32 end = order.down_end(segment); stage < end; ++stage) {
-      const DownStage here = order.down(stage);
+    for (const u32 end = order.down_end(segment); kClaims || stage < end; ++stage) {
       stamps.await_full(ring, kDownStages, stage == 0, kDownFirstFull);
+      u32 unit = 0;
+      if (kClaims && stage >= end && (unit = sh.unit[at]) == kNoUnit) break;
+      const DownStage here = kClaims && stage >= end ? order.claimed(unit) : order.down(stage);
       down.ask_again(inter, slot);
       auto wanted = [&](u32 k) {
         const u32 index = (here.tile + k) * DN_WK + down.slice;
@@ -681,21 +723,28 @@ __device__ __forceinline__ void multiply_slots(Ring& ring, Stamps& stamps, Share
 }
 
 // One warp adds each stage's parts, in the order of the slices, and publishes the sum while the consumers are at the next stage.
-__device__ __forceinline__ void sum_slots(const Ring& ring, Shared& sh, int slots, const SlotOrder& order, const u16* gate_up_bias, const u16* down_bias,
+__device__ __forceinline__ void sum_slots(Ring& ring, Shared& sh, int slots, const SlotOrder& order, const u16* gate_up_bias, const u16* down_bias,
                                           u16* inter, float* parts, u32* counters, u64* lanes) {
   const int lane = threadIdx.x & 31, row = lane & 15;
   constexpr int kUpItems = (GU_TPS * 16 + 31) / 32, kDownItems = (DN_TPS * 16 + 31) / 32;
   u32 up = 0, stage = 0, at = 0, ahead = 0;
+  // A claimed stage is free once this warp has read what it is.
+  const u32 listed = order.gate_up + order.rounds;
+  u32 freed = 0;
+  bool at_claims = false;
   auto free_one = [&] {  // each stage of the ring waits for one arrival of this warp too
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(ring.empty + ahead * 8);
     ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
   };
+  auto free_listed = [&] {
+    if (!kClaims || freed++ < listed) free_one();
+  };
   auto summed = [&] {
-    free_one();
+    if (!at_claims) free_listed();
     at = at + 1 == kBehind ? 0 : at + 1;
   };
-  for (u32 i = 0; i < kAhead; ++i) free_one();
+  for (u32 i = 0; i < kAhead; ++i) free_listed();
   ptx::named_sync(kConsumerBarrier, kConsumers + 32);  // the weights are there; every warp knows which half of inter is this launch's
   for (u32 segment = 0; segment < order.segments; ++segment) {
     for (const u32 end = order.gate_up_end(segment); up < end; ++up) {
@@ -729,8 +778,21 @@ __device__ __forceinline__ void sum_slots(const Ring& ring, Shared& sh, int slot
 #endif
       if (lane == 0) ptx::red_inc_relaxed(counters + DN_TILES, 2 * gridDim.x - 1);
     }
-    for (const u32 end = order.down_end(segment); stage < end; ++stage) {
-      const DownStage here = order.down(stage);
+    for (const u32 end = order.down_end(segment); kClaims || stage < end; ++stage) {
+      u32 unit = 0;
+      if (kClaims && stage >= end) {
+        if (stage == end) {
+          ring.stage = ahead;
+          ring.parity = listed / STAGES & 1;
+          at_claims = true;
+        }
+        ring.await_full();
+        unit = sh.unit[at];
+        free_one();
+        ring.next();
+        if (unit == kNoUnit) break;
+      }
+      const DownStage here = kClaims && stage >= end ? order.claimed(unit) : order.down(stage);
       u16 bias[kDownItems] = {};
 #if HAS_BIAS
 #pragma unroll
@@ -801,7 +863,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       const int slots = sh.slots;
       const u64 policy = ptx::policy_evict_first();
 #if ORDER > 0
-      produce_slots(ring, stamps, sh, slots, SlotOrder(slots), gate_up, down, policy);
+      produce_slots(ring, stamps, sh, slots, SlotOrder(slots), gate_up, down, counters, policy);
 #else
       if (PHASES & 1) produce_gate_up(ring, stamps, sh, slots, gate_up, policy);
 #if PHASES & 2

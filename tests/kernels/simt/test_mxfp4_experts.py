@@ -39,6 +39,7 @@ class Case:
         counters = torch.zeros(shape.hidden // 16 + 1, dtype=torch.int32)
         lanes = torch.zeros(launches, grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS, dtype=torch.int64)
         out, error = torch.full((tokens, shape.hidden), float("nan")), torch.zeros(1, dtype=torch.int32)
+        outs: list[torch.Tensor] = []
         w = self.weights
         tensors = [self.x, self.ids, self.routing, w.gate_up, w.down, w.gate_up_bias, w.down_bias, inter, parts]
         tensors += [counters, out, error]
@@ -47,6 +48,8 @@ class Case:
             addresses = [0 if t is None else t.data_ptr() for t in tensors] + [lanes[seed].data_ptr()]
             arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
             assert library.run_experts(arguments, grid, seed) == 0, "the pass deadlocked"
+            outs.append(out.clone())
+            assert torch.equal(outs[0], out)
         half = (launches - 1) % 2
         assert counters.tolist() == [0] * (shape.hidden // 16) + [launches % 2 * grid]
         if plan.exchange == "marks":  # ready for the next launch
@@ -99,35 +102,40 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
         assert torch.equal(outs[0], out)  # who waits for whom changes no bit
 
 
-SMALL = mxfp4_cuda.ExpertShape(192, 128, 8, 2, clamp=True, bias=True)
+EVEN = mxfp4_cuda.ExpertShape(192, 192, 8, 2, clamp=True, bias=True)  # three units a row, one for each of three warps
 PLAIN = mxfp4_cuda.ExpertShape(320, 64, 9, 8)  # down by one warp along K, several row tiles a stage
+ONE: dict[str, Any] = {"gate_up_tps": 1, "down_tps": 1}
 
 
 @pytest.mark.parametrize(
-    ("shape", "slots", "grid", "changes"),
+    ("shape", "slots", "grid", "changes", "orders"),
     [
-        (SMALL, 1, 3, {"stages": 2, "in_flight": 1}),
-        (SMALL, 2, 3, {"lean": True, "decode": 1, "lanes": True}),
-        (SMALL, 4, 5, {"stages": 3, "lanes": True}),
-        (SMALL, 8, 7, {"lean": True, "stages": 10, "in_flight": 3}),
-        (SMALL, 2, 40, {"lean": True}),  # CTAs without work in either phase
-        (PLAIN, 8, 5, {"lanes": True}),
-        (PLAIN, 4, 3, {"gate_up_tps": 3, "down_tps": 4, "lanes": True}),
+        (EVEN, 1, 3, {**ONE, "stages": 2, "in_flight": 1}, ["shares", "slots", "claims"]),
+        (EVEN, 2, 3, {**ONE, "lean": True, "decode": 1, "lanes": True}, ["shares", "slots", "mixed", "claims"]),
+        (EVEN, 4, 5, {**ONE, "stages": 3, "lanes": True}, ["slots", "mixed"]),
+        (EVEN, 8, 7, {**ONE, "lean": True, "stages": 10, "in_flight": 3}, ["slots", "claims"]),
+        (EVEN, 2, 40, {**ONE, "lean": True}, ["slots", "claims"]),  # CTAs without work in down
+        (PLAIN, 4, 3, {"gate_up_tps": 3, "down_tps": 4, "lanes": True}, ["slots", "claims"]),
+        (PLAIN, 8, 5, {}, ["claims"]),  # nothing is dealt, one CTA claims nothing
     ],
 )
 def test_slot_order_equals_float64(
-    build_kernel: Build, shape: mxfp4_cuda.ExpertShape, slots: int, grid: int, changes: dict[str, Any]
+    build_kernel: Build,
+    shape: mxfp4_cuda.ExpertShape,
+    slots: int,
+    grid: int,
+    changes: dict[str, Any],
+    orders: list[mxfp4_cuda.Order],
 ) -> None:
-    """Down slot after slot, behind gate-up and between it: the activation of the other order, the output to fp32
-    summation."""
+    """Down slot after slot, behind gate-up, between it, and its end claimed: one activation in every order, the output
+    to fp32 summation and the same in each launch."""
     case = Case(replace(shape, top_k=slots), 1, grid)
-    plan = mxfp4_cuda.make_plan(case.shape, 1, warps=3)
-    inter, _ = case.run(build_kernel, plan)
-    plan = replace(plan, **changes)
-    ordered = [case.run(build_kernel, replace(plan, order=order)) for order in ("slots", "mixed")]
-    for activation, out in ordered:
-        assert torch.equal(activation, inter)
-        assert torch.equal(out, ordered[0][1])
+    plan = replace(mxfp4_cuda.make_plan(case.shape, 1, warps=3), **changes)
+    results = {order: case.run(build_kernel, replace(plan, order=order)) for order in orders}
+    for activation, _ in results.values():
+        assert torch.equal(activation, results[orders[0]][0])
+    if "mixed" in results:
+        assert torch.equal(results["mixed"][1], results["slots"][1])
 
 
 def check_stamps(lanes: torch.Tensor, order: mxfp4_cuda.Order) -> None:
