@@ -201,6 +201,9 @@ class Instruments(Section):
     fresh_process: bool = Field(
         default=False, description="what each instrument costs is measured in processes that never profiled before"
     )
+    fresh_rounds: int = Field(
+        default=16, ge=1, le=64, description="passes with and without the counter sampler there, in turn"
+    )
 
 
 class Overrides(Section):

@@ -9,7 +9,7 @@ import pytest
 from workbench import runner
 from workbench.errors import InputError
 from workbench.run import fresh, probe_child
-from workbench.run.fresh import ROUNDS, fresh_costs, modes, processes
+from workbench.run.fresh import fresh_costs, modes, processes
 from workbench.run.paired_cost import PairedCost, paired_cost
 from workbench.runner import run_scenario
 from workbench.scenario import Scenario, Variant
@@ -106,11 +106,14 @@ def test_modes_are_those_that_the_device_has(scenario: MakeScenario, monkeypatch
 
 
 def test_the_sampler_takes_turns_and_the_profiler_shares_a_process_with_nothing() -> None:
-    turns = ["none", "sampled"] * ROUNDS
-    assert processes(["none", "sampled", "laned", "traced"]) == [[*turns, "none", "laned", "none"], ["none", "traced"]]
-    assert processes(["none", "sampled"]) == [[*turns, "none"]]
-    assert processes(["none", "traced"]) == [["none", "traced"]]
-    assert processes(["none"]) == []
+    turns = ["none", "sampled"] * 5
+    assert processes(["none", "sampled", "laned", "traced"], 5) == [
+        [*turns, "none", "laned", "none"],
+        ["none", "traced"],
+    ]
+    assert processes(["none", "sampled"], 5) == [[*turns, "none"]]
+    assert processes(["none", "traced"], 5) == [["none", "traced"]]
+    assert processes(["none"], 5) == []
 
 
 def test_a_child_measures_one_variant_pass_by_pass(scenario: MakeScenario) -> None:

@@ -3,7 +3,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -66,6 +67,25 @@ def test_rows_that_do_not_fit_the_schema_are_that_instrument_s_failure(run: Run,
     recording.start()
     assert [probe.name for probe, _ in recording.write(recording.stop(), [])] == ["nvml"]
     assert "counters" in limits(run)[0][1]
+
+
+def test_probes_that_show_no_spans_take_no_time_of_a_step(run: Run, fake_probe: Fake) -> None:
+    recording = Recording(run, "a", [fake_probe("pm_sampler", []), fake_probe("nvml", [])])
+    recording.start()
+    assert type(recording.annotate("forward")) is nullcontext
+    shown: list[str] = []
+
+    @contextmanager
+    def span(name: str) -> Iterator[None]:
+        shown.append(name)
+        yield
+
+    tracer = fake_probe("kernels", [])
+    tracer.annotate = span
+    recording = Recording(run, "a", [fake_probe("nvml", []), tracer])
+    recording.start()
+    with recording.annotate("forward"):
+        assert shown == ["forward"]
 
 
 def test_a_probe_that_hangs_is_given_up(run: Run, fake_probe: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,10 @@
 
 Two processes a variant at most, before this one touches the device: two models would not fit. Each builds the model and
 decodes once without counting. In one, passes without an instrument and under the counter sampler then take turns for
-``ROUNDS`` rounds (from the second on the sidecar is there, and idle, in clean passes too: starting it takes seconds),
-before stamps have theirs; in the other the profiler is on for one pass. A pass is compared with the clean ones beside
-it (``workbench.run.paired_cost``): one pass differs from the next, and one process from another, by more than a sampler
-may cost.
+``instruments.fresh_rounds`` rounds (from the second on the sidecar is there, and idle, in clean passes too: starting
+it takes seconds), before stamps have theirs; in the other the profiler is on for one pass. A pass is compared with the
+clean ones beside it (``workbench.run.paired_cost``): one pass differs from the next, and one process from another, by
+more than a sampler may cost.
 """
 
 import json
@@ -20,9 +20,6 @@ from workbench.run.paired_cost import CLEAN, paired_cost
 from workbench.run.state import Progress
 from workbench.scenario import Variant
 from workbench.trace.manifest import Perturbation
-
-ROUNDS = 16
-"""Passes of one token on an H200 differ by 1.6 %: the median of so many ratios is known to about half a percent."""
 
 CHILD_SECONDS = 600.0
 
@@ -43,10 +40,13 @@ def modes(variant: Variant) -> list[str]:
     return found
 
 
-def processes(wanted: list[str]) -> list[list[str]]:
-    """Return the passes of each process in their order; the profiler shares with no other instrument."""
+def processes(wanted: list[str], rounds: int) -> list[list[str]]:
+    """Return the passes of each process in their order; the profiler shares with no other instrument.
+
+    Passes of one token on an H200 differ by 1.6 %: the median of 16 ratios is known to about half a percent.
+    """
     found = []
-    sampled = [CLEAN, "sampled"] * ROUNDS if "sampled" in wanted else []
+    sampled = [CLEAN, "sampled"] * rounds if "sampled" in wanted else []
     laned = [CLEAN, "laned"] if "laned" in wanted else []
     if sampled or laned:
         found.append([*sampled, *laned, CLEAN])
@@ -62,7 +62,7 @@ def fresh_costs(variants: list[Variant], progress: Progress) -> Costs:
     for variant in variants:
         if not variant.instruments.fresh_process or variant.engine.kind != "workbench":
             continue
-        wanted = processes(modes(variant))
+        wanted = processes(modes(variant), variant.instruments.fresh_rounds)
         for done, together in enumerate(wanted):
             progress(f"{variant.name}: cost of instruments, in processes of their own", done, len(wanted))
             passes = _child(variant, together)
