@@ -424,9 +424,8 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
         checks = [checked(shape, tokens, plan=plan) for shape, tokens, plan in next_checked()]
         streams = [read(*row) for row in next_streams().items()]
         rows = [timed(*row) for row in next_variants()]
-        own = [index for index, row in enumerate(next_variants()) if row[1] is GPT_OSS]
-        rest = rows[len(own) :]  # other shapes last: their weights take the place of these
-        return [*checks, ("roof", {}, read_roof), *rows[: len(own)], *streams, *rest]
+        own = sum(row[1] is GPT_OSS for row in next_variants())  # other shapes last: their weights take these' place
+        return [*checks, ("roof", {}, read_roof), *rows[:own], *streams, *rows[own:]]
     rows = [timed(*row) for row in variants()]
     first = [index for index, row in enumerate(variants()) if row[1] is GPT_OSS and row[2] == 1][:7]
     rest = [index for index in range(len(rows)) if index not in first]
