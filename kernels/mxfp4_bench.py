@@ -367,7 +367,7 @@ def next_variants() -> list[Variant]:
         "both, slots, lanes": replace(slots, lanes=True),
         "both, slots, 5 st., 3 fl., lanes": replace(wide, lanes=True),
         "both, claims, lanes": replace(claims, lanes=True),
-        "mixed, decode 1, lanes": replace(base, decode=1, order="mixed", lanes=True),
+        "both, claims, 5 st., 3 fl., lanes": replace(claims, stages=5, in_flight=3, lanes=True),
         "slots, lean, decode 1 (again)": slots,
         "both, claims (again)": claims,
         "base (again)": base,
@@ -499,9 +499,9 @@ def _print_table(report: dict[str, Any], failed: int) -> None:
         f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass; not run: {report['not_run']} jobs"
     )
     heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'regs':>4} {'local':>5}"
-    print(f"{'shape':14} {'T':>2} {'variant':32} {heads}")
+    print(f"{'shape':14} {'T':>2} {'variant':33} {heads}")
     for row in report["timings"]:
-        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:32}"
+        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:33}"
         if "error" in row:
             print(f"{head} {row['error'][:90]}")
             continue
