@@ -757,6 +757,7 @@ __device__ __forceinline__ void sum_slots(Ring& ring, Shared& sh, int slots, con
         if (k < count) bias[i] = gate_up_bias[((u64)sh.slot_expert[tile / GU_TILES] * GU_TILES + tile % GU_TILES) * 16 + row];
       }
 #endif
+      __syncwarp();
       ptx::named_sync(kSumBarrier + at, kConsumers + 32);
 #pragma unroll
       for (int i = 0; i < kUpItems; ++i) {
@@ -801,6 +802,7 @@ __device__ __forceinline__ void sum_slots(Ring& ring, Shared& sh, int slots, con
         if (k < here.count) bias[i] = down_bias[((u64)sh.slot_expert[tile / DN_TILES] * DN_TILES + tile % DN_TILES) * 16 + row];
       }
 #endif
+      __syncwarp();
       ptx::named_sync(kSumBarrier + at, kConsumers + 32);
 #pragma unroll
       for (int i = 0; i < kDownItems; ++i) {
@@ -905,6 +907,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   weigh_slots(sh, slots, ids, routing);
 
 #if ORDER > 0
+  __syncwarp();  // barriers want whole warps
   ptx::named_arrive(kConsumerBarrier, kConsumers + 32);
   const SlotOrder order(slots);
   multiply_slots(ring, stamps, sh, slots, order, x, inter, error);
