@@ -616,68 +616,70 @@ __device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uin
   ptx::mma_f16(c, a, b.z, b.w);
 }
 
-// A warp's share of the next STAGES stages: all are read before any is multiplied, since two warps a scheduler do not hide the latency of one after
+// A warp's share of a stage. It is read before the stage before it is multiplied, since two warps a scheduler do not hide the latency of one after
 // the other. Where a stage has no unit, what an earlier one left is multiplied with what lies behind the vector, and not added: offsets are then
 // constants, and nothing branches.
-template <u32 STAGES_>
 struct Fp8Share {
-  static constexpr u32 kSlots = STAGES_ * kPerWarp;
-  uint4 w[kSlots];
-  uint2 s[kSlots];
-  static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kPerWarp * kStageUnits + slot % kPerWarp * Fp8Lane::kPitch; }
-  static __device__ __forceinline__ void load(uint4 (&b)[kSlots], const Fp8Lane& mine, u32 act) {
-#pragma unroll
-    for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
-  }
+  uint4 w[kPerWarp];
+  uint2 s[kPerWarp];
   __device__ __forceinline__ void read(Ring& ring, const Fp8Lane& mine) {
-    u32 empty[STAGES_];
+    const u32 stage = ring.address();
+    ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-    for (u32 n = 0; n < STAGES_; ++n) {
-      const u32 stage = ring.address();
-      empty[n] = ring.empty_bar();
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll
-      for (u32 i = 0; i < kPerWarp; ++i) {
-        w[n * kPerWarp + i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
-        s[n * kPerWarp + i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
-      }
-      ring.next();
+    for (u32 i = 0; i < kPerWarp; ++i) {
+      w[i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+      s[i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
     }
-    __syncwarp();
-    if ((ptx::thread() & 31) == 0)
-#pragma unroll
-      for (u32 n = 0; n < STAGES_; ++n) ptx::mbar_arrive(empty[n]);
+    release_stage(ring);
+    ring.next();
   }
-  // Adds to the sums of rows g and g + 8 what the first count units give. All eight columns of the MMA hold the vector, so every lane of a quad has its
-  // rows' sums.
-  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots], const Fp8Lane& mine, u32 count, float& low, float& high) const {
+};
+// What a share is multiplied with, as the MMA takes it: its first column is the vector, the others are zero, so only four lanes load, which costs
+// shared memory a quarter of what 32 lanes of the same cost. Sums are in the first lane of a quad.
+struct Fp8Vector {
+  uint4 b[kPerWarp];
+  __device__ __forceinline__ Fp8Vector() {
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) b[i] = make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void load(const Fp8Lane& mine, u32 act) {
+    const bool first = (ptx::thread() & 31) < 4;
+#pragma unroll
+    for (u32 i = 0; i < kPerWarp; ++i)
+      if (first) b[i] = ptx::lds128(act + mine.vector + i * (Fp8Lane::kPitch * 256));
+  }
+  // Adds to the sums of rows g and g + 8 what the first count units of the stage give.
+  __device__ __forceinline__ void multiply(const Fp8Share& share, const Fp8Lane& mine, u32 count, float& low, float& high) const {
     if (!kProducts) return;
 #pragma unroll
-    for (u32 slot = 0; slot < kSlots; ++slot) {
+    for (u32 i = 0; i < kPerWarp; ++i) {
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      mma_fp8(c, w[slot], b[slot]);
-      if (unit_of(slot) + mine.unit < count) {
-        low = fmaf(c[0], __uint_as_float(s[slot].x), low);
-        high = fmaf(c[2], __uint_as_float(s[slot].y), high);
+      mma_fp8(c, share.w[i], b[i]);
+      if (i * Fp8Lane::kPitch + mine.unit < count) {
+        low = fmaf(c[0], __uint_as_float(share.s[i].x), low);
+        high = fmaf(c[2], __uint_as_float(share.s[i].y), high);
       }
     }
   }
 };
 
-// The next stages of a tile, count units or so many as they hold, against the fp16 vector that starts at act.
-template <u32 STAGES_>
-__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-  Fp8Share<STAGES_> share;
-  uint4 b[share.kSlots];
-  share.load(b, mine, act);
-  share.read(ring, mine);
-  share.multiply(b, mine, count, low, high);
-}
-// All stages that hold count units.
+// The stages that hold the next count units, at least one, against the fp16 vector that starts at act.
 __device__ __forceinline__ void take_fp8_run(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  Fp8Share even, odd;
+  Fp8Vector even_vector, odd_vector;
+  even_vector.load(mine, act);
+  even.read(ring, mine);
 #pragma unroll 1
-  for (; (int)count > (int)kStageUnits; count -= 2 * kStageUnits, act += 512 * kStageUnits) take_fp8<2>(ring, mine, act, count, low, high);
-  if ((int)count > 0) take_fp8<1>(ring, mine, act, count, low, high);
+  for (;; count -= 2 * kStageUnits, act += 512 * kStageUnits) {
+    if (count <= kStageUnits) return even_vector.multiply(even, mine, count, low, high);
+    odd_vector.load(mine, act + 256 * kStageUnits);
+    odd.read(ring, mine);
+    even_vector.multiply(even, mine, kStageUnits, low, high);
+    if (count <= 2 * kStageUnits) return odd_vector.multiply(odd, mine, count - kStageUnits, low, high);
+    even_vector.load(mine, act + 512 * kStageUnits);
+    even.read(ring, mine);
+    odd_vector.multiply(odd, mine, kStageUnits, low, high);
+  }
 }
 
 // Row tiles of UNITS units each against one vector: the lane's part of it stays in registers from tile to tile where it is no more than two stages.
@@ -685,20 +687,33 @@ template <u32 UNITS>
 struct Fp8Tile {
   static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
   static constexpr bool kHeld = kStages <= 2;
-  using Share = Fp8Share<kHeld ? kStages : 1>;
   Fp8Lane mine;
   u32 act;
-  uint4 b[Share::kSlots];
-  __device__ __forceinline__ void load(u32 vector) {
-    act = vector;
-    if (kHeld) Share::load(b, mine, act);
+  Fp8Vector vector[kHeld ? kStages : 1];
+  Fp8Share first;
+  __device__ __forceinline__ void load(u32 start) {
+    act = start;
+#pragma unroll
+    for (u32 n = 0; kHeld && n < kStages; ++n) vector[n].load(mine, act + n * (256 * kStageUnits));
   }
-  __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
+  // Before the first of tiles that follow one another: the first stage of a tile is read while the last one of the tile before is multiplied.
+  __device__ __forceinline__ void begin(Ring& ring) {
+    if (kHeld) first.read(ring, mine);
+  }
+  // The next tile; `more`: another follows.
+  __device__ __forceinline__ void take(Ring& ring, bool more, float& low, float& high) {
     low = high = 0.0f;
     if (!kHeld) return take_fp8_run(ring, mine, act, UNITS, low, high);
-    Share share;
-    share.read(ring, mine);
-    share.multiply(b, mine, UNITS, low, high);
+    if (kStages == 2) {
+      Fp8Share second;
+      second.read(ring, mine);
+      vector[0].multiply(first, mine, kStageUnits, low, high);
+      if (more) first.read(ring, mine);
+      vector[kStages - 1].multiply(second, mine, UNITS - (kStages - 1) * kStageUnits, low, high);
+    } else {
+      vector[0].multiply(first, mine, UNITS, low, high);
+      if (more) first.read(ring, mine);
+    }
   }
 };
 
@@ -1348,7 +1363,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       while (query_tile < query_end) {
         float low_row, high_row;
-        tiles.take(ring, low_row, high_row);
+        tiles.begin(ring);
+        tiles.take(ring, false, low_row, high_row);
         store_sums(sh, half, low_row, high_row);
         consumer_sync();
         if (query_tile < kAbsorbSteps) {
@@ -1631,10 +1647,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       stamp(lanes, record + kOut, 1);
       Fp8Tile<kOutUnits> tiles;
       tiles.load(act);
+      tiles.begin(ring);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row, high_row;
-        tiles.take(ring, low_row, high_row);
+        tiles.take(ring, (tile + 1) * 16 < own_rows, low_row, high_row);
         store_sums(sh, half + tile, low_row, high_row);
       }
       consumer_sync();
@@ -1686,7 +1703,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
           float low_row, high_row;
           tiles.load(act + task % kFeedParts * (kFeedUnits * 256));
-          tiles.take(ring, low_row, high_row);
+          tiles.begin(ring);
+          tiles.take(ring, false, low_row, high_row);
           store_sums(sh, half + pieces, low_row, high_row);
         }
         consumer_sync();
@@ -1794,10 +1812,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (dense) {
         Fp8Tile<kDenseUnits> tiles;
         tiles.load(act + kFeed);
+        tiles.begin(ring);
 #pragma unroll 1
         for (int tile = 0; tile < own_rows / 16; ++tile) {
           float low_row, high_row;
-          tiles.take(ring, low_row, high_row);
+          tiles.take(ring, (tile + 1) * 16 < own_rows, low_row, high_row);
           store_sums(sh, half + tile, low_row * undo, high_row * undo);
         }
       } else {
