@@ -56,6 +56,7 @@ class LatentPlan:
     ``in_flight``: most stages asked for and not there yet, 0 for the whole ring; ``in_flight_burst``: the same in
     gate-up of the chosen experts and in the head, where no CTA waits for another's words (not looked at with 0).
     ``score_copies``: sums a router's score is kept in, each added to by every so many-th CTA.
+    ``ahead``: stages of the experts' gate-up are read ahead of the product before them where they are there.
     ``collective_ns``: what each of the two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0
     leaves them out. ``gate``: 0 all lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load
     and one polls where most are late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
@@ -69,6 +70,7 @@ class LatentPlan:
     in_flight: int = 2
     in_flight_burst: int = 4
     score_copies: int = 1
+    ahead: bool = True
     prefetch_bytes: int = 0
     claim_head: bool = True
     evict_first: bool = True
@@ -217,6 +219,7 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "IN_FLIGHT": plan.in_flight,
         "IN_FLIGHT_BURST": plan.in_flight_burst,
         "SCORE_COPIES": plan.score_copies,
+        "AHEAD": int(plan.ahead),
         "PREFETCH_BYTES": plan.prefetch_bytes,
         "CLAIM": int(plan.claim_head),
         "EVICT": int(plan.evict_first),

@@ -38,6 +38,7 @@
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
 //   SCORE_COPIES                   so many sums a score has, each of every so many-th CTA: fewer additions of a word
 //   IN_FLIGHT_BURST                IN_FLIGHT in gate-up of the experts and in the head, where nobody waits for words that cross L2 meanwhile
+//   AHEAD                          1: in gate-up of the experts a stage that is there is read before the one before it is multiplied
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
 //                                  most of a warp's lanes are late one polls before they load again
@@ -61,6 +62,12 @@ __device__ __forceinline__ void red_relaxed_u64(u64* address, u64 value) {
 __device__ __forceinline__ void ldg_pair_relaxed(u64 (&pair)[2], const u64* address) {
   asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(pair[0]), "=l"(pair[1]) : "l"(address) : "memory");
 }
+// Whether mbar_wait would not wait.
+__device__ __forceinline__ bool mbar_test(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done != 0;
+}
 __device__ __forceinline__ u64 to_integer(float value) {
   u64 rounded;
   asm("cvt.rni.s64.f32 %0, %1;" : "=l"(rounded) : "f"(value));
@@ -77,6 +84,9 @@ __device__ __forceinline__ u64 to_integer(float value) {
 #endif
 #ifndef SCORE_COPIES
 #define SCORE_COPIES 1
+#endif
+#ifndef AHEAD
+#define AHEAD 1
 #endif
 #ifndef CLAIM
 #define CLAIM 1
@@ -836,37 +846,43 @@ struct Fp4Vector {
       if (g == block && (u32)block < 2 * units) b[block / 2][block % 2] = ptx::lds128(act + block / 2 * stride + block % 2 * 64 + t * 16);
   }
 };
-// The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
-// scales lie.
-template <typename Weight, typename Scales>
-__device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 units, Weight weight, Scales scale, float& low, float& high) {
-  const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+// The same units' weights. As with FP8, a stage is read before the one before it is multiplied.
+struct Fp4Share {
   uint4 w[kPerWarp];
-  u32 scales = 0;
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  u32 scales;
+  // weight(i), scale(i): where unit i's weights and scales lie
+  template <typename Weight, typename Scales>
+  __device__ __forceinline__ void read(Ring& ring, u32 units, Weight weight, Scales scale) {
+    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+    scales = 0;
+    ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i)
-    if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
-  if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
-  release_stage(ring);
-  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    if (!kProducts || (u32)i >= units) continue;
-    u32 a[4];
-    mxfp4::decode(w[i].x, a);
-    ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
-    mxfp4::decode(w[i].y, a);
-    ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
-    mxfp4::decode(w[i].z, a);
-    ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
-    mxfp4::decode(w[i].w, a);
-    ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
+    for (int i = 0; i < kPerWarp; ++i)
+      if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
+    if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
+    release_stage(ring);
+    ring.next();
   }
-  low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
-  high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
-  ring.next();
-}
+  // Adds the sums of rows g and g + 8 over the quad.
+  __device__ __forceinline__ void multiply(const Fp4Vector& x, u32 units, float& low, float& high) const {
+    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) {
+      if (!kProducts || (u32)i >= units) continue;
+      u32 a[4];
+      mxfp4::decode(w[i].x, a);
+      ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
+      mxfp4::decode(w[i].y, a);
+      ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
+      mxfp4::decode(w[i].z, a);
+      ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
+      mxfp4::decode(w[i].w, a);
+      ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
+    }
+    low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
+    high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+  }
+};
 __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
@@ -1747,7 +1763,21 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
     }
     if (!dense) {
+      constexpr bool kWhole = kUpUnits % 32 == 0;
+      auto units_of = [&](u32 at) { return kWhole ? 32 : min(32u, kUpUnits - at); };
+      auto mine_of = [&](u32 at) {  // warp, warp + WARPS, ...
+        const u32 units = units_of(at);
+        return units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;
+      };
+      auto read = [&](Fp4Share& share, u32 at) {
+        const u32 stage = ring.address();
+        share.read(
+            ring, mine_of(at), [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
+            [&](int i) { return stage + units_of(at) * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; });
+      };
       Fp4Vector vector;
+      Fp4Share share;
+      read(share, 0);
 #pragma unroll 1
       for (u32 task = cta; task < TOPK * kUpTiles;) {
         const u32 first_task = task;
@@ -1757,13 +1787,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           float low_row = 0.0f, high_row = 0.0f;
 #pragma unroll 1
           for (u32 at = 0; at < kUpUnits; at += 32) {
-            const u32 units = kUpUnits % 32 == 0 ? 32 : min(32u, kUpUnits - at);
-            const u32 mine = units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // warp, warp + WARPS, ...
-            vector.load(act + (at + warp) * 128, WARPS * 128, mine);
-            const u32 stage = ring.address();
-            take_fp4(
-                ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
-                [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
+            const bool last = at + 32 >= kUpUnits;
+            Fp4Share following = share;
+            const bool more = !last || task + GRID < TOPK * kUpTiles;
+            const bool there = AHEAD && more && __ballot_sync(0xffffffffu, ptx::mbar_test(ring.full_bar(), ring.parity)) == 0xffffffffu;
+            if (there) read(following, last ? 0 : at + 32);
+            vector.load(act + (at + warp) * 128, WARPS * 128, mine_of(at));
+            share.multiply(vector, mine_of(at), low_row, high_row);
+            if (more && !there) read(following, last ? 0 : at + 32);  // memory is behind: nothing is gained by waiting first
+            share = following;
           }
           store_sums(sh, half + pieces, quad_sum(low_row), quad_sum(high_row));
         }
@@ -1825,6 +1857,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         const Fp8Lane mine;
         Fp4Vector vector;
         vector.load(act + first_unit * 128, 128, units);
+        auto read = [&](Fp4Share& share) {
+          const u32 stage = ring.address();
+          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
+          share.read(
+              ring, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
+              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; });
+        };
+        Fp4Share share;
+        if (kTogether) read(share);
 #pragma unroll 1
         for (int tile = 0; tile < own_rows / 16; ++tile) {
           float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
@@ -1832,12 +1873,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             low_feed = __shfl_sync(0xffffffffu, low_mine, (lane & 28) + tile);
             high_feed = __shfl_sync(0xffffffffu, high_mine, (lane & 28) + tile);
           }
-          const u32 stage = ring.address();
-          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
-          take_fp4(
-              ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
-              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
-              low_row, high_row);
+          Fp4Share following = share;
+          if (!kTogether)
+            read(share);  // FP8 stages stand between
+          else if ((tile + 1) * 16 < own_rows)
+            read(following);
+          share.multiply(vector, units, low_row, high_row);
+          if (kTogether) share = following;
           if (!kTogether) {
             take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
             low_feed *= undo;

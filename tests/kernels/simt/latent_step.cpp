@@ -17,6 +17,10 @@ inline void ldg_pair_relaxed(u64 (&pair)[2], const u64* address) {
   simt::yield("scores", 0);
   for (int i = 0; i < 2; ++i) pair[i] = address[i];
 }
+inline bool mbar_test(u32 bar, u32 parity) {
+  simt::yield("test", bar);
+  return simt::mbarrier(bar).phase != parity;
+}
 inline u64 to_integer(float value) { return (u64)std::llrint(value); }
 }  // namespace ptx
 
