@@ -77,7 +77,7 @@ class LatentPlan:
     lanes: bool = False
     collective_ns: int = 0
     gate: int = 2
-    decode: int = 0
+    decode: int = 1
     leave_out: int = 0
     watchdog_ns: int = 200_000_000
 
