@@ -72,7 +72,8 @@ def sampled_pass(run: Run, pipeline: Pipeline, bench: CudaBench, *, sets: int | 
 def _sampled_set(run: Run, pipeline: Pipeline, bench: CudaBench, counters: str, *, first: bool) -> None:
     variant, limit = pipeline.variant, pipeline.variant.instruments.sampled_steps
     wanted = variant.instruments.pm_interval_us
-    rate = interval_us(wanted, run.walls.get((variant.name, "clean"), {}), limit)
+    clean = variant.name, "clean"
+    rate = interval_us(wanted, run.walls.get(clean, {}), limit, run.prefills.get(clean, []))
     if rate != wanted and variant.instruments.pm:
         why = f"{limit} steps this long would fill the hardware buffer"
         what = f"counter samples every {wanted} us"

@@ -68,6 +68,8 @@ def decode_sequence(
         append()
         run.writer.append("sequences", [common | _sequence_row(record, prompt)])
         run.sequences += 1
+        took = record.prefill_end_ns - record.prefill_start_ns
+        run.prefills.setdefault((variant.name, run_pass), []).append(took)
         for index, (_, step) in enumerate(numbered[warm:], start=warm):
             walls.setdefault((prompt.id, index), []).append(step.end_ns - step.start_ns)
     return numbered

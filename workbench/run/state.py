@@ -24,8 +24,8 @@ class Run:
     """The open bundle, and counters for ids that are unique in it.
 
     ``measured``: by variant, the clean steps that are not warm-up. ``walls``: by variant and pass, the wall time in ns
-    of each step that is not warm-up; ``recorded``: likewise, the instruments that ended well. ``ids``: rows so far of
-    the tables that others refer to. ``missing``: by variant, None for the whole run.
+    of each step that is not warm-up; ``prefills``: likewise, of each prefill; ``recorded``: the instruments that ended
+    well. ``ids``: rows so far of the tables that others refer to. ``missing``: by variant, None for the whole run.
     """
 
     writer: BundleWriter
@@ -36,6 +36,7 @@ class Run:
     clocks: list[ClockSource] = field(default_factory=list)
     measured: dict[str, list[StepRecord]] = field(default_factory=dict)
     walls: dict[tuple[str, str], dict[Place, list[int]]] = field(default_factory=dict)
+    prefills: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     recorded: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     missing: dict[str | None, list[Missing]] = field(default_factory=dict)
     costs: list[Perturbation] = field(default_factory=list)
