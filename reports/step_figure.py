@@ -19,6 +19,12 @@ from workbench.reports.figures import Figure
 from workbench.reports.labels import figure_text, visible
 from workbench.reports.palette import CAUSES, VARIANTS, cause_colour
 
+WHY: Mapping[str, str] = {
+    "warps waiting for memory, a scheduler": "barrier-wait",
+    "instructions a cycle, an SM": "instruction-bound",
+}
+"""Counters that say why the SMs take their time, and the causes whose colours they are drawn in."""
+
 COLOURS: Mapping[str, str] = {
     "product": "floor",
     "other": "instruction-bound",
@@ -128,6 +134,9 @@ def _rows(picture: StepPicture, roof: float | None, cells: int) -> list[Drawn]:
         rows.append(_counter(by_name["CTAs per SM"], picture.wall_ns, cells, VARIANTS[0]))
     if "resident warps" in by_name:
         rows.append(_counter(by_name["resident warps"], picture.wall_ns, cells, WARPS))
+    for name, cause in WHY.items():
+        if name in by_name:
+            rows.append(_counter(by_name[name], picture.wall_ns, cells, cause_colour(cause)))
     if picture.lanes is not None:
         rows.append(_lanes(picture.lanes))
     rows += [_spans(row, picture.wall_ns, cells) for row in picture.rows if row.key != "phases"]

@@ -175,9 +175,12 @@ def _spills(facts: Facts, kernels: Columns, inside: Ints, own: Ints) -> Row:
     codes, names = kernels.codes("name")
     which = np.array([name in spilling for name in names] + [False], bool)
     rows = inside[which[codes[inside]]]
-    remark = f"{len(rows):,} launches" if len(rows) else _no_spill(facts, kernels, inside)
     moved = facts.step_counters.local_bytes
-    remark += "" if moved is None else f"; {moved / 1e6:.3g} MB of local memory moved a step (measured)"
+    counted = "" if moved is None else f"{moved / 1e6:.3g} MB of local memory moved a step (measured)"
+    if len(rows):
+        remark = f"{len(rows):,} launches" + (f"; {counted}" if counted else "")
+    else:
+        remark = counted or _no_spill(facts, kernels, inside)
     return _row("spills", "register spills", kernels, rows, own, np.zeros(len(rows), np.int64), ("spill",), remark)
 
 
