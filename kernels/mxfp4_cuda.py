@@ -26,10 +26,6 @@ Combine = Literal["ordered", "atomic"]
 _COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1}
 Exchange = Literal["counters", "marks"]
 _EXCHANGE: dict[Exchange, int] = {"counters": 0, "marks": 1}
-Order = Literal["shares", "slots", "mixed", "claims"]
-_ORDER: dict[Order, int] = {"shares": 0, "slots": 1, "mixed": 2, "claims": 3}
-_SUMS_AHEAD = 3  # stages, the kernel's kAhead
-_BARRIERS = 13  # named barriers that sums can have
 _MARK = -1  # of a word that is not there yet: all bits one
 
 
@@ -79,16 +75,9 @@ class Plan:
     exchange: Exchange = "counters"
     decode: int = 0
     lean: bool = False
-    order: Order = "shares"
     lanes: bool = False
 
     def __post_init__(self) -> None:
-        if self.order != "shares" and self.exchange != "marks":
-            raise InputError(f"order {self.order!r} goes with exchange 'marks', not {self.exchange!r}")
-        if self.order != "shares" and self.stages > _BARRIERS - _SUMS_AHEAD:
-            raise InputError(
-                f"stages must be at most {_BARRIERS - _SUMS_AHEAD} with order {self.order!r}, not {self.stages}"
-            )
         if self.exchange == "marks" and self.combine != "ordered":
             raise InputError(f"exchange 'marks' goes with combine 'ordered', not {self.combine!r}")
         if not 0 <= self.probe <= 4:
@@ -100,8 +89,8 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads a CTA: the consumer warps and one producer warp; but for order ``shares`` one that sums, too."""
-        return self.warps * 32 + (32 if self.order == "shares" else 64)
+        """Threads a CTA: the consumer warps and one producer warp."""
+        return self.warps * 32 + 32
 
 
 def padded_tokens(tokens: int) -> int:
@@ -193,18 +182,11 @@ def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, 
 def shared_bytes(shape: ExpertShape, tokens: int, plan: Plan) -> int:
     """Dynamic shared memory of a launch."""
     part_rows = max(plan.gate_up_pt * plan.gate_up_wk, plan.down_pt * plan.down_wk)
-    if (
-        plan.order != "shares"
-    ):  # a stage's parts, for as many stages as wait to be summed; halved, for there is one such buffer
-        rows = max(plan.gate_up_tps * plan.gate_up_wk, plan.down_tps * plan.down_wk)
-        part_rows = -(-rows * (plan.stages + _SUMS_AHEAD) // 2)
     return plan.stages * plan.stage_bytes + _shared_tail(shape, tokens, plan.stages, part_rows)
 
 
 def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[str, nvrtc.Macro]:
     """The kernel's compile-time configuration."""
-    if plan.order != "shares" and (tokens != 1 or phases != "both"):
-        raise InputError(f"order {plan.order!r} needs one token and phases 'both', not {tokens} and {phases!r}")
     return {
         "TOKENS": tokens,
         "TOPK": shape.top_k,
@@ -234,7 +216,6 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "EXCHANGE": _EXCHANGE[plan.exchange],
         "DECODE": plan.decode,
         "LEAN": int(plan.lean),
-        "ORDER": _ORDER[plan.order],
         "LANES": int(plan.lanes),
     }
 

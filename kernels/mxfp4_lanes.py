@@ -3,9 +3,7 @@ microseconds of a launch.
 
 A CTA leaves STAMPS words for each of LANES (its first and its last consumer warp, its producer): two of %globaltimer
 (ns, in steps of some 32), the rest low 32 bits of its multiprocessor's clock, at an event or accumulated over waits.
-With an order other than ``shares`` a further warp sums and publishes; it writes ``published`` into the first warp's
-row, and no warp has ``warps met``. Clocks become ns by the rate of that launch, all CTAs together; CTAs are tied to
-each other by %globaltimer at entry.
+Clocks become ns by the rate of that launch, all CTAs together; CTAs are tied to each other by %globaltimer at entry.
 """
 
 from collections.abc import Mapping

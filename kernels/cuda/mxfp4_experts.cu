@@ -15,11 +15,6 @@
 //                                  its parts. 1 (PHASES 3, COMBINE 0): the data themselves. A word that is not there yet holds the mark, all
 //                                  bits one, which no sum of the kernel is; a warp of down waits for its slice of one slot only, and each
 //                                  CTA sums an equal share of the output
-//   ORDER                          of one token's down tiles (marks). 0: a contiguous share of all of them, so one slot or two a CTA. 1: stages of
-//                                  whole tiles dealt in turn, slot after slot, and only the last ones shared out in slices; one more warp sums each
-//                                  stage's parts and publishes them at once. The activation of the last slot is then waited for behind the down
-//                                  tiles of all others. 2: the same, a dealt stage of down as soon as its slot's gate-up is kLead rounds old. 3: as 1, but
-//                                  the last ones are claimed from a counter, half a tile at a time, so that a slow multiprocessor does fewer
 //   IN_FLIGHT                      most stages of a CTA that are asked for and not there yet; 0: the whole ring
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; else wrong results. 1 stream only: no arithmetic, what the copy pipeline alone takes; 2 loads only:
@@ -47,9 +42,6 @@
 #ifndef EXCHANGE
 #define EXCHANGE 0
 #endif
-#ifndef ORDER
-#define ORDER 0
-#endif
 #ifndef LANES
 #define LANES 0
 #endif
@@ -59,9 +51,8 @@ namespace {
 constexpr int kT = TOKENS <= 1 ? 1 : TOKENS <= 2 ? 2 : TOKENS <= 4 ? 4 : 8;
 constexpr int kMaxSlots = TOKENS * TOPK < EXPERTS ? TOKENS * TOPK : EXPERTS;
 constexpr int kConsumers = WARPS * 32;
-constexpr int kSummer = WARPS, kProducer = WARPS + (ORDER > 0);  // warps; with ORDER one sums what the consumers have multiplied
-constexpr int kThreads = kProducer * 32 + 32;
-constexpr int kConsumerBarrier = 1, kListBarrier = 2, kSumBarrier = 3;  // ORDER: one for each stage that waits to be summed
+constexpr int kThreads = kConsumers + 32;
+constexpr int kConsumerBarrier = 1, kListBarrier = 2;
 constexpr bool kMarks = EXCHANGE == 1;
 static_assert(!kMarks || (PHASES == 3 && COMBINE == 0), "marks: one launch, ordered");
 constexpr int kGateUpItems = (GU_PT * 8 * TOKENS + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
@@ -69,17 +60,6 @@ constexpr int kDownItems = (DN_PT * 16 * TOKENS + kConsumers - 1) / kConsumers;
 constexpr u64 kWatchdogNs = 200000000ull;  // a grid barrier that takes longer is a deadlock: flag it and go on
 constexpr int kHidden = DN_TILES * 16;
 constexpr int kInter = GU_TILES * 8;
-#if ORDER > 0
-static_assert(TOKENS == 1 && kMarks, "ORDER: one token, marks");
-constexpr u32 kLead = 2;                                           // rounds of gate-up (ORDER 2)
-constexpr bool kClaims = ORDER == 3;
-constexpr u32 kPieces = DN_TPS == 1 && DN_WK > 1 ? 2 : 1;          // of a claimed tile; else a stage of whole tiles is claimed
-constexpr u32 kNoUnit = 0xffffffffu;
-constexpr u32 kAhead = STAGES < 3 ? STAGES : 3;                    // a stage is free again once the stage so many before it is summed
-constexpr u32 kBehind = STAGES + kAhead;                           // so these many wait to be summed at most
-static_assert(kSumBarrier + kBehind <= 16, "named barriers");
-constexpr int kSumFloats = (GU_TPS * GU_WK > DN_TPS * DN_WK ? GU_TPS * GU_WK : DN_TPS * DN_WK) * 16;
-#endif
 constexpr int kPartFloats = (GU_PT * GU_WK > DN_PT * DN_WK ? GU_PT * GU_WK : DN_PT * DN_WK) * 16 * kT;  // one of two buffers
 
 struct Shared {
@@ -89,12 +69,7 @@ struct Shared {
   int slot_expert[kMaxSlots];
   float weight[kMaxSlots * kT];
   int last[64];
-#if ORDER > 0
-  u32 unit[kBehind];  // what a claimed stage is
-  alignas(16) float part[kBehind * kSumFloats];
-#else
   alignas(16) float part[2 * kPartFloats];
-#endif
 };
 
 // A CTA's contiguous share of a phase, counted in slices (one warp's K range of one row tile), tile-major.
@@ -140,7 +115,7 @@ struct Stamps {
   u32 full = 0;  // when the last stage was
 
   __device__ __forceinline__ Stamps(u64* all) {
-    const int warp = threadIdx.x >> 5, row = warp == 0 ? 0 : warp == WARPS - 1 ? 1 : warp == kProducer ? 2 : 3;
+    const int warp = threadIdx.x >> 5, row = warp == 0 ? 0 : warp == WARPS - 1 ? 1 : warp == WARPS ? 2 : 3;
     words = row < 3 && threadIdx.x % 32 == 0 ? all + ((u64)blockIdx.x * 3 + row) * kStamps : nullptr;
     if (words) words[kEntryNs] = ptx::globaltimer();
     stamp(kEntry);
@@ -151,11 +126,6 @@ struct Stamps {
   }
   __device__ __forceinline__ void stamp(Stamp which) const {
     if (words) words[which] = clock();
-  }
-  // Of the first warp, which leaves these words to the warp that sums.
-  static __device__ __forceinline__ void stamp_summer(u64* all, Stamp which) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) all[(u64)blockIdx.x * 3 * kStamps + which] = clock();
   }
   // By the whole warp, after what it has stored in shared memory.
   __device__ __forceinline__ void stamp_warp(Stamp which) const {
@@ -286,13 +256,6 @@ struct Slicer {
     lean_scales = ptx::keep(ring.base + UNITS * mxfp4::kUnitWeightBytes + (first_unit + (t < kSlice ? t : 0)) * mxfp4::kUnitScaleBytes + g * 4);
     lean_part = ptx::keep(slice * 16 + g + 4 * t);  // lanes 0 and 2 of a quad store rows g and g + 8
   }
-  template <typename Other>
-  __device__ __forceinline__ void same_addresses(const Other& other) {
-    lean_lane = other.lean_lane;
-    lean_weights = other.lean_weights;
-    lean_scales = other.lean_scales;
-    lean_part = other.lean_part;
-  }
   __device__ __forceinline__ void lean_stage(Ring& ring, float* part) {
     if constexpr (kLean) {
       const u32 offset = ring.stage * STAGE_BYTES;
@@ -335,14 +298,6 @@ struct Slicer {
       x.template fetch<MARKED>(raw, at + TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
       asked = slot + 1;
     }
-  }
-  // ORDER: asks for a slot before its first tile, and once more what was not there.
-  __device__ __forceinline__ void ask(const u16* source, int slot) {
-    asked = slot;
-    x.template fetch<true>(raw, source + (u64)slot * TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
-  }
-  __device__ __forceinline__ void ask_again(const u16* source, int slot) {
-    if (PROBE != 4 && asked > slot && __ballot_sync(0xffffffffu, has_mark()) != 0) ask(source, asked);
   }
   __device__ __forceinline__ bool has_mark() const {
     bool any = false;
@@ -524,308 +479,6 @@ __device__ __forceinline__ void weigh_slots(Shared& sh, int slots, const int* id
   }
 }
 
-#if ORDER > 0
-// What a CTA does, the same list for its producer, its consumers and the warp that sums. Down: rounds of DN_TPS whole tiles dealt to the CTAs in
-// turn, as many as leave one round or more, then a share of the rest in slices. Gate-up comes before (ORDER 1) or in between (ORDER 2); in both a
-// stage of down stands behind all gate-up tiles of its slots in every CTA, so whoever waits for an activation waits for what others do earlier.
-struct DownStage {
-  u32 tile, count, low, high;  // tiles; slices of them that are this CTA's
-};
-struct SlotOrder {
-  u32 rounds, stages, dealt;  // dealt stages of down a CTA, all stages, tiles dealt to all CTAs
-  Share rest;                 // counted from the first slice of all
-  u32 gate_up, segments;      // gate-up stages of this CTA; pieces of the list: gate-up, then down
-  u32 tiles, units;           // of down; what can be claimed
-
-  __device__ __forceinline__ SlotOrder(int slots) {
-    const u32 round = gridDim.x * DN_TPS;
-    tiles = (u32)slots * DN_TILES;
-    rounds = tiles / round > 1 ? tiles / round - 1 : 0;
-    dealt = rounds * round;
-    rest = share_of(1, (int)(tiles - dealt), DN_WK, blockIdx.x, gridDim.x);
-    rest.low += dealt * DN_WK;
-    rest.high += dealt * DN_WK;
-    stages = rounds;
-    units = kPieces == 2 ? 2 * (tiles - dealt) : (tiles - dealt + DN_TPS - 1) / DN_TPS;
-    if (!kClaims && rest.high > rest.low) stages += ((rest.high + DN_WK - 1) / DN_WK - rest.low / DN_WK + DN_TPS - 1) / DN_TPS;
-    const u32 tasks = gate_up_tasks(slots);
-    gate_up = blockIdx.x < tasks ? (tasks - 1 - blockIdx.x) / gridDim.x + 1 : 0;
-    segments = ORDER == 2 ? rounds + 1 : 1;
-  }
-  __device__ __forceinline__ DownStage down(u32 stage) const {
-    DownStage s;
-    if (stage < rounds) {
-      s.tile = (stage * gridDim.x + blockIdx.x) * DN_TPS;
-      s.count = DN_TPS;
-    } else {
-      s.tile = rest.low / DN_WK + (stage - rounds) * DN_TPS;
-      s.count = DN_TPS == 1 ? 1 : min((u32)DN_TPS, (rest.high + DN_WK - 1) / DN_WK - s.tile);
-    }
-    s.low = stage < rounds ? 0 : rest.low;
-    s.high = stage < rounds ? 0xffffffffu : rest.high;
-    return s;
-  }
-  __device__ __forceinline__ DownStage claimed(u32 unit) const {
-    if (kPieces == 2) {
-      const u32 tile = dealt + unit / 2, middle = tile * DN_WK + (DN_WK + 1) / 2;
-      return {tile, 1, unit % 2 == 0 ? 0 : middle, unit % 2 == 0 ? middle : 0xffffffffu};
-    }
-    const u32 tile = dealt + unit * DN_TPS;
-    return {tile, min((u32)DN_TPS, tiles - tile), 0, 0xffffffffu};
-  }
-  // Parts of the sum that this tile has.
-  __device__ __forceinline__ u32 parts(u32 tile) const {
-    return tile < dealt ? 1 : kClaims ? kPieces : parts_of(rest, tile - dealt, DN_WK, gridDim.x);
-  }
-  // Where a segment ends. With ORDER 2 a round of down stands kLead rounds behind the last gate-up tile of its last slot.
-  __device__ __forceinline__ u32 gate_up_end(u32 segment) const {
-    if (segment + 1 >= segments) return gate_up;
-    const u32 slot = ((segment + 1) * gridDim.x * DN_TPS - 1) / DN_TILES, last = ((slot + 1) * GU_TILES - 1) / GU_TPS;
-    return min(gate_up, last / gridDim.x + 1 + kLead);
-  }
-  __device__ __forceinline__ u32 down_end(u32 segment) const { return segment + 1 < segments ? segment + 1 : stages; }
-};
-
-__device__ __forceinline__ void produce_slots(Ring& ring, Stamps& stamps, Shared& sh, int slots, const SlotOrder& order, const u8* gate_up,
-                                              const u8* down, u32* counter, u64 policy) {
-  constexpr u32 kUpTile = GU_UNITS * mxfp4::kUnitBytes, kDownTile = DN_UNITS * mxfp4::kUnitBytes;
-  u32 up = 0, stage = 0;
-  auto copy = [&](const DownStage& here) {
-    u32 bytes = 0;
-#pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
-      for (u32 k = 0; k < here.count; ++k) {
-        const u32 at = (here.tile + k) * DN_WK, slot = (here.tile + k) / DN_TILES, row = (here.tile + k) % DN_TILES;
-        const int s0 = here.low > at ? (int)(here.low - at) : 0;
-        const int s1 = here.high < at + DN_WK ? (int)(here.high - at) : DN_WK;
-        bytes += load_slices<DN_UNITS, DN_WK>(ring, k * kDownTile, down + ((u64)sh.slot_expert[slot] * DN_TILES + row) * kDownTile, s0, s1, policy, pass == 0);
-      }
-      if (pass == 0) ptx::mbar_expect(ring.full_bar(), bytes);
-    }
-    ring.next();
-  };
-  for (u32 segment = 0; segment < order.segments; ++segment) {
-    for (const u32 end = order.gate_up_end(segment); up < end; ++up) {
-      const u32 task = blockIdx.x + up * gridDim.x, first = task * GU_TPS, count = gate_up_tiles(task, slots);
-      stamps.await_empty(ring, kGateUpEmpty);
-      if (up == 0) stamps.stamp(kFirstCopy);
-      ptx::mbar_expect(ring.full_bar(), count * kUpTile);
-      for (u32 k = 0; k < count; ++k) {
-        const u32 slot = (first + k) / GU_TILES, row = (first + k) % GU_TILES;
-        load_slices<GU_UNITS, GU_WK>(ring, k * kUpTile, gate_up + ((u64)sh.slot_expert[slot] * GU_TILES + row) * kUpTile, 0, GU_WK, policy, false);
-      }
-      ring.next();
-    }
-    stamps.stamp(kGateUpCopied);
-    for (const u32 end = order.down_end(segment); stage < end; ++stage) {
-      stamps.await_empty(ring, kDownEmpty);
-      if (stage == 0) stamps.stamp(kDownFirstCopy);
-      copy(order.down(stage));
-    }
-  }
-  if (kClaims) {
-    // Halves are short: one more of them in flight, where the ring has room.
-    if (kPieces == 2 && IN_FLIGHT > 0 && IN_FLIGHT + 1 < STAGES) ring.issued = min(ring.issued, (u32)IN_FLIGHT - 1);
-    u32 at = (order.gate_up + order.rounds) % kBehind;
-    for (u32 unit = blockIdx.x;; ++stage) {  // the first is dealt, the next is claimed while one is copied; as many claims as units
-      const bool any = unit < order.units;
-      const u32 claim = any ? ptx::add_relaxed(counter, 1) : 0;
-      stamps.await_empty(ring, kDownEmpty);
-      if (stage == 0) stamps.stamp(kDownFirstCopy);
-      sh.unit[at] = any ? unit : kNoUnit;
-      at = at + 1 == kBehind ? 0 : at + 1;
-      if (!any) {
-        ptx::mbar_arrive(ring.full_bar());
-        break;
-      }
-      copy(order.claimed(unit));
-      if (claim + 1 == order.units) ptx::store_relaxed(counter, 0);  // nobody claims any more
-      unit = gridDim.x + claim;
-    }
-  }
-  stamps.stamp(kDownCopied);
-}
-
-// Consumers multiply, leave their parts and go on.
-__device__ __forceinline__ void multiply_slots(Ring& ring, Stamps& stamps, Shared& sh, int slots, const SlotOrder& order, const u16* source,
-                                               const u16* inter, u32* error) {
-  static_assert(GU_TPS * Slicer<GU_UNITS, GU_WK>::kTile <= STAGE_BYTES && DN_TPS * Slicer<DN_UNITS, DN_WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
-  Slicer<GU_UNITS, GU_WK> gate_up;
-  Slicer<DN_UNITS, DN_WK> down;
-  gate_up.keep_addresses(ring);
-  if (GU_UNITS == DN_UNITS && GU_WK == DN_WK)
-    down.same_addresses(gate_up);
-  else
-    down.keep_addresses(ring);
-  if (gate_up.active) gate_up.load(source);
-  u32 up = 0, stage = 0, at = 0;
-  int slot = -1;
-  auto hand_over = [&] {
-    __syncwarp();
-    ptx::named_arrive(kSumBarrier + at, kConsumers + 32);
-    at = at + 1 == kBehind ? 0 : at + 1;
-  };
-  for (u32 segment = 0; segment < order.segments; ++segment) {
-    // Before a segment's last stage of gate-up the first slot is asked for; two turns of one loop, so that no stage pays for
-    // the question (ORDER 2 has no registers for that).
-    const u32 end = order.gate_up_end(segment);
-    for (u32 stop = ORDER == 2 ? end : up + 1 < end ? end - 1 : up;; stop = end) {
-      for (; up < stop; ++up) {
-        stamps.await_full(ring, kGateUpStages, up == 0, kFirstFull);
-        if (ORDER == 2 && up + 1 == end && down.asked < 0) down.ask(inter, 0);
-        float* part = sh.part + at * kSumFloats;
-        if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE != 1 && PROBE != 2)
-          gate_up.lean_stage(ring, part);
-        else
-          gate_up.stage(ring, gate_up_tiles(blockIdx.x + up * gridDim.x, slots), part, [](u32) { return true; });
-        hand_over();
-      }
-      if (up >= end) break;
-      if (ORDER != 2 && down.asked < 0) down.ask(inter, 0);
-    }
-    if (segment + 1 == order.segments) {
-      stamps.stamp_full(kGateUpFull);
-      stamps.stamp_warp(kGateUpProducts);
-    }
-    for (const u32 end = order.down_end(segment); kClaims || stage < end; ++stage) {
-      stamps.await_full(ring, kDownStages, stage == 0, kDownFirstFull);
-      u32 unit = 0;
-      if (kClaims && stage >= end && (unit = sh.unit[at]) == kNoUnit) break;
-      const DownStage here = kClaims && stage >= end ? order.claimed(unit) : order.down(stage);
-      down.ask_again(inter, slot);
-      auto wanted = [&](u32 k) {
-        const u32 index = (here.tile + k) * DN_WK + down.slice;
-        if (index < here.low || index >= here.high) return false;
-        if ((int)((here.tile + k) / DN_TILES) != slot) {
-          const bool first_slot = slot < 0;
-          slot = (here.tile + k) / DN_TILES;
-          down.template load_slot<true>(inter, slot, slots, error, stamps);
-          if (first_slot) stamps.stamp(kDownProducts0);
-        }
-        return true;
-      };
-      float* part = sh.part + at * kSumFloats;
-      if (Slicer<DN_UNITS, DN_WK>::kLean && DN_TPS == 1 && PROBE != 1 && PROBE != 2) {
-        if (wanted(0)) {
-          down.lean_stage(ring, part);
-        } else {
-          ring.release();
-          ring.next();
-        }
-      } else {
-        down.stage(ring, here.count, part, wanted);
-      }
-      hand_over();
-    }
-  }
-  stamps.stamp_full(kDownFull);
-  stamps.stamp_warp(kDownProducts);
-}
-
-// One warp adds each stage's parts, in the order of the slices, and publishes the sum while the consumers are at the next stage.
-__device__ __forceinline__ void sum_slots(Ring& ring, Shared& sh, int slots, const SlotOrder& order, const u16* gate_up_bias, const u16* down_bias,
-                                          u16* inter, float* parts, u32* counters, u64* lanes) {
-  const int lane = threadIdx.x & 31, row = lane & 15;
-  constexpr int kUpItems = (GU_TPS * 16 + 31) / 32, kDownItems = (DN_TPS * 16 + 31) / 32;
-  u32 up = 0, stage = 0, at = 0, ahead = 0;
-  // A claimed stage is free once this warp has read what it is.
-  const u32 listed = order.gate_up + order.rounds;
-  u32 freed = 0;
-  bool at_claims = false;
-  auto free_one = [&] {  // each stage of the ring waits for one arrival of this warp too
-    __syncwarp();
-    if (lane == 0) ptx::mbar_arrive(ring.empty + ahead * 8);
-    ahead = ahead + 1 == STAGES ? 0 : ahead + 1;
-  };
-  auto free_listed = [&] {
-    if (!kClaims || freed++ < listed) free_one();
-  };
-  auto summed = [&] {
-    if (!at_claims) free_listed();
-    at = at + 1 == kBehind ? 0 : at + 1;
-  };
-  for (u32 i = 0; i < kAhead; ++i) free_listed();
-  ptx::named_sync(kConsumerBarrier, kConsumers + 32);  // the weights are there; every warp knows which half of inter is this launch's
-  for (u32 segment = 0; segment < order.segments; ++segment) {
-    for (const u32 end = order.gate_up_end(segment); up < end; ++up) {
-      const u32 task = blockIdx.x + up * gridDim.x, first = task * GU_TPS, count = gate_up_tiles(task, slots);
-      u16 bias[kUpItems] = {};  // as they come, so that nothing waits for them
-#if HAS_BIAS
-#pragma unroll
-      for (int i = 0; i < kUpItems; ++i) {
-        const u32 k = (lane >> 4) + 2 * i, tile = first + k;
-        if (k < count) bias[i] = gate_up_bias[((u64)sh.slot_expert[tile / GU_TILES] * GU_TILES + tile % GU_TILES) * 16 + row];
-      }
-#endif
-      __syncwarp();
-      ptx::named_sync(kSumBarrier + at, kConsumers + 32);
-#pragma unroll
-      for (int i = 0; i < kUpItems; ++i) {
-        const u32 k = (lane >> 4) + 2 * i, tile = first + k;
-        float sum = 0.0f;
-        if (k < count) sum = sum_parts<GU_WK>(sh.part + at * kSumFloats, (int)k, 0, GU_WK, row);
-        if (HAS_BIAS) sum += ptx::bf16_value(bias[i]);
-        const float other = __shfl_xor_sync(0xffffffffu, sum, 8);
-        u32 bits = row < 8 && k < count ? ptx::to_bf16(activate(sum, other)) : 0;
-        bits |= __shfl_xor_sync(0xffffffffu, bits, 1) << 16;  // two channels a word; a NaN is 0x7fff, so no word is the mark
-        if (k < count && row < 8 && row % 2 == 0)
-          ptx::store_relaxed(reinterpret_cast<u32*>(inter + (u64)(tile / GU_TILES) * kInter + tile % GU_TILES * 8 + row), bits);
-      }
-      summed();
-    }
-    if (segment + 1 == order.segments) {
-#if LANES
-      Stamps::stamp_summer(lanes, kGateUpPublished);
-#endif
-      if (lane == 0) ptx::red_inc_relaxed(counters + DN_TILES, 2 * gridDim.x - 1);
-    }
-    for (const u32 end = order.down_end(segment); kClaims || stage < end; ++stage) {
-      u32 unit = 0;
-      if (kClaims && stage >= end) {
-        if (stage == end) {
-          ring.stage = ahead;
-          ring.parity = listed / STAGES & 1;
-          at_claims = true;
-        }
-        ring.await_full();
-        unit = sh.unit[at];
-        free_one();
-        ring.next();
-        if (unit == kNoUnit) break;
-      }
-      const DownStage here = kClaims && stage >= end ? order.claimed(unit) : order.down(stage);
-      u16 bias[kDownItems] = {};
-#if HAS_BIAS
-#pragma unroll
-      for (int i = 0; i < kDownItems; ++i) {
-        const u32 k = (lane >> 4) + 2 * i, tile = here.tile + k;
-        if (k < here.count) bias[i] = down_bias[((u64)sh.slot_expert[tile / DN_TILES] * DN_TILES + tile % DN_TILES) * 16 + row];
-      }
-#endif
-      __syncwarp();
-      ptx::named_sync(kSumBarrier + at, kConsumers + 32);
-#pragma unroll
-      for (int i = 0; i < kDownItems; ++i) {
-        const u32 k = (lane >> 4) + 2 * i, tile = here.tile + k, slice = tile * DN_WK;
-        if (k >= here.count) continue;
-        const int from = here.low > slice ? (int)(here.low - slice) : 0;
-        const int to = here.high < slice + DN_WK ? (int)(here.high - slice) : DN_WK;
-        float sum = sum_parts<DN_WK>(sh.part + at * kSumFloats, (int)k, from, to, row);
-        if (HAS_BIAS && from == 0) sum += ptx::bf16_value(bias[i]);
-        const u32 slot = tile / DN_TILES;
-        const float weight = sh.weight[slot];
-        sum = weight == 0.0f ? 0.0f : sum * weight;
-        publish<true>(parts + ((u64)slot * 2 + (from != 0)) * kHidden + tile % DN_TILES * 16 + row, sum);
-      }
-      summed();
-    }
-  }
-#if LANES
-  Stamps::stamp_summer(lanes, kDownPublished);
-#endif
-}
-#endif
-
 }  // namespace
 
 // x bf16 [TOKENS][GU_UNITS*64]; ids int32 and routing weights fp32 [TOKENS][TOPK]; gate_up, down: packed tiles (kernels/mxfp4_layout.py);
@@ -852,9 +505,9 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   Stamps stamps;
 #endif
   ptx::dependents_may_launch();
-  if (warp == kProducer) {  // it lists the experts itself, then one lane of it copies; nothing but the ids stands before the first copy
+  if (warp == WARPS) {  // the producer lists the experts itself, then one lane of it copies; nothing but the ids stands before the first copy
     if (lane == 0) {
-      ring.init(kProducer);
+      ring.init(WARPS);
       ptx::mbar_init_fence();
     }
     ptx::wait_for_predecessor();
@@ -864,31 +517,14 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
     if (lane == 0) {
       const int slots = sh.slots;
       const u64 policy = ptx::policy_evict_first();
-#if ORDER > 0
-      produce_slots(ring, stamps, sh, slots, SlotOrder(slots), gate_up, down, counters, policy);
-#else
       if (PHASES & 1) produce_gate_up(ring, stamps, sh, slots, gate_up, policy);
 #if PHASES & 2
       produce<DN_UNITS, DN_WK, DN_TPS>(ring, stamps, share_of(slots, DN_TILES, DN_WK, cta, grid), down, sh.slot_expert, DN_TILES, policy);
-#endif
 #endif
       stamps.close();
     }
     return;
   }
-
-#if ORDER > 0
-  if (warp == kSummer) {
-    ptx::wait_for_predecessor();
-    const u32 half = ptx::load_relaxed(counters + DN_TILES) / grid;
-    ptx::named_sync(kListBarrier, kThreads);
-#if !LANES
-    u64* lanes = nullptr;
-#endif
-    sum_slots(ring, sh, sh.slots, SlotOrder(sh.slots), gate_up_bias, down_bias, inter + half * (kMaxSlots * TOKENS * kInter), parts, counters, lanes);
-    return;
-  }
-#endif
 
   ptx::wait_for_predecessor();
   stamps.stamp(kReleased);
@@ -906,13 +542,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   const int slots = sh.slots;
   weigh_slots(sh, slots, ids, routing);
 
-#if ORDER > 0
-  __syncwarp();  // barriers want whole warps
-  ptx::named_arrive(kConsumerBarrier, kConsumers + 32);
-  const SlotOrder order(slots);
-  multiply_slots(ring, stamps, sh, slots, order, x, inter, error);
-#endif
-#if (PHASES & 1) && ORDER == 0
+#if PHASES & 1
   {
     u16 gate_bias[kGateUpItems] = {}, up_bias[kGateUpItems] = {};  // as they come, so that nothing waits for them
     auto prepare = [&](u32 first) {
@@ -954,7 +584,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
     });
   }
 #endif
-#if PHASES == 3 && ORDER == 0
+#if PHASES == 3
   ptx::named_sync(kConsumerBarrier, kConsumers);
   if (threadIdx.x == 0) {
     if (kMarks) {
@@ -966,7 +596,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   }
   if (!kMarks) ptx::named_sync(kConsumerBarrier, kConsumers);
 #endif
-#if (PHASES & 2) && ORDER == 0
+#if PHASES & 2
   const Share down_share = share_of(slots, DN_TILES, DN_WK, cta, grid);
   u16 bias[kDownItems] = {};
   auto prepare = [&](u32 first, int count) {
@@ -1003,14 +633,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #endif
     }
   });
-#endif
-#if PHASES & 2
 #if COMBINE == 0 && EXCHANGE == 1
-#if ORDER == 0
-  auto parts_at = [&](u32 tile) { return parts_of(down_share, tile, DN_WK, grid); };
-#else
-  auto parts_at = [&](u32 tile) { return order.parts(tile); };
-#endif
   // The output is dealt evenly, the last threads first: those of the first warps are busy with the last sum. A part is read once, by the thread
   // that puts the mark back.
   constexpr u32 kOutputs = TOKENS * kHidden;
@@ -1026,7 +649,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int s = from + i;
-          const u32 pieces = s < slots ? parts_at(s * DN_TILES + at % kHidden / 16) : 0;
+          const u32 pieces = s < slots ? parts_of(down_share, s * DN_TILES + at % kHidden / 16, DN_WK, grid) : 0;
 #pragma unroll
           for (u32 p = 0; p < 2; ++p)
             bits[i][p] = p < pieces ? ptx::load_relaxed(reinterpret_cast<u32*>(parts) + ((u64)s * 2 + p) * kOutputs + at) : 0u;

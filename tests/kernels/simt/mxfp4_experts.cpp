@@ -20,5 +20,5 @@ void call() {
 extern "C" unsigned shared_bytes() { return STAGES * STAGE_BYTES + (unsigned)sizeof(Shared); }
 extern "C" int run_experts(const u64* arguments, int grid, unsigned seed) {
   words = arguments;
-  return simt::run(call, grid, kThreads, shared_bytes(), seed);
+  return simt::run(call, grid, kConsumers + 32, shared_bytes(), seed);
 }

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -57,7 +56,7 @@ class Case:
             assert (parts.view(torch.int32) == -1).all()
         assert not error.any()
         if plan.lanes:
-            check_stamps(lanes, plan.order)
+            check_stamps(lanes)
         else:
             assert not lanes.any()
         self.hold(inter[half], out)
@@ -102,70 +101,26 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
         assert torch.equal(outs[0], out)  # who waits for whom changes no bit
 
 
-EVEN = mxfp4_cuda.ExpertShape(192, 192, 8, 2, clamp=True, bias=True)  # three units a row, one for each of three warps
-PLAIN = mxfp4_cuda.ExpertShape(320, 64, 9, 8)  # down by one warp along K, several row tiles a stage
-ONE: dict[str, Any] = {"gate_up_tps": 1, "down_tps": 1}
-
-
-@pytest.mark.parametrize(
-    ("shape", "slots", "grid", "changes", "orders"),
-    [
-        (EVEN, 1, 3, {**ONE, "stages": 2, "in_flight": 1}, ["shares", "slots", "claims"]),
-        (EVEN, 2, 3, {**ONE, "lean": True, "decode": 1, "lanes": True}, ["shares", "slots", "mixed", "claims"]),
-        (EVEN, 4, 5, {**ONE, "stages": 3, "lanes": True}, ["slots", "mixed"]),
-        (EVEN, 8, 7, {**ONE, "lean": True, "stages": 10, "in_flight": 3}, ["slots", "claims"]),
-        (EVEN, 2, 40, {**ONE, "lean": True}, ["slots", "claims"]),  # CTAs without work in down
-        (PLAIN, 4, 3, {"gate_up_tps": 3, "down_tps": 4, "lanes": True}, ["slots", "claims"]),
-        (PLAIN, 8, 5, {}, ["claims"]),  # nothing is dealt, one CTA claims nothing
-    ],
-)
-def test_slot_order_equals_float64(
-    build_kernel: Build,
-    shape: mxfp4_cuda.ExpertShape,
-    slots: int,
-    grid: int,
-    changes: dict[str, Any],
-    orders: list[mxfp4_cuda.Order],
-) -> None:
-    """Down slot after slot, behind gate-up, between it, and its end claimed: one activation in every order, the output
-    to fp32 summation and the same in each launch."""
-    case = Case(replace(shape, top_k=slots), 1, grid)
-    plan = replace(mxfp4_cuda.make_plan(case.shape, 1, warps=3), **changes)
-    results = {order: case.run(build_kernel, replace(plan, order=order)) for order in orders}
-    for activation, _ in results.values():
-        assert torch.equal(activation, results[orders[0]][0])
-    if "mixed" in results:
-        assert torch.equal(results["mixed"][1], results["slots"][1])
-
-
-def check_stamps(lanes: torch.Tensor, order: mxfp4_cuda.Order) -> None:
-    """Every event is there, after the one before it; waits lie within the phase that they are of. But for order
-    ``shares`` warps do not meet, and the warp that sums writes down for the first one what it has published."""
+def check_stamps(lanes: torch.Tensor) -> None:
+    """Every event is there, after the one before it; waits lie within the phase that they are of."""
     word = {**mxfp4_lanes.CONSUMER, **mxfp4_lanes.CONSUMER_WAITS}
     consumers = lanes[:, :, :2]
-
-    def follow(warps: torch.Tensor, *chain: str) -> None:
-        events = warps[..., [word[name] for name in chain]]
+    may_start = "down: first product may start"  # where a CTA has one stage of down, that is full before
+    for chain in (
+        [name for name in mxfp4_lanes.CONSUMER if name != may_start],
+        ["down: first stage full", may_start, "down: last product"],
+    ):
+        events = consumers[..., [word[name] for name in chain]]
         assert (events > 0).all()
         assert (events.diff() >= 0).all(), events
-
-    may_start = "down: first product may start"  # where a CTA has one stage of down, that is full before
-    if order == "shares":
-        follow(consumers, *(name for name in mxfp4_lanes.CONSUMER if name != may_start))
-    else:
-        follow(consumers, *(name for name in list(mxfp4_lanes.CONSUMER)[:5]), "down: last product", "combined")
-        follow(lanes[:, :, :1], "gate-up: last stage full", "gate-up: published", "down: published")
-    follow(consumers, "down: first stage full", may_start, "down: last product")
-    follow(consumers, "down: first stage full", "down: last stage full", "down: last product")
     assert (consumers[..., word["combined"]] > consumers[..., word["entry"]]).all()
     copies = lanes[:, :, 2, list(mxfp4_lanes.PRODUCER.values())]
     assert (copies > 0).all()
-    if order != "mixed":  # its first copy of down may come before the last of gate-up
-        assert (copies.diff() > 0).all(), copies
+    assert (copies.diff() > 0).all(), copies
     assert (lanes[..., 1] > lanes[..., 0]).all()
     for wait, begin, end in (
         ("waits: gate-up stages after the first", "first stage full", "gate-up: last stage full"),
-        ("waits: activations", "predecessor done", "down: last product"),
+        ("waits: activations", "gate-up: published", "down: last product"),
         ("waits: down stages after the first", "down: first stage full", "down: last stage full"),
     ):
         longest = consumers[..., word[end]] - consumers[..., word[begin]]
