@@ -7,7 +7,6 @@ Prints each result as it comes and the tables last; ``$OUT/persistent_bench.json
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,8 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_reference
-from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.budget import Budget, wait
 from workbench.kernels.mxfp4_bench import measure, read_roof
 from workbench.kernels.mxfp4_tiles import UNIT_WEIGHT_BYTES
 from workbench.kernels.persistent import PersistentEngine, StepPlan
@@ -316,15 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "checks": [],
-        "timings": [],
-        "roof": {},
-    }
-    budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all(options.next)} kernels compiled")
+    report = new_report(budget, compile_all(options.next))
     weights: list[StepWeights] = []
 
     def timed(name: str, plan: StepPlan, context: int) -> dict[str, Any]:
@@ -336,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
         return time_plan(name, plan, context, weights[0], report["roof"]["best"])
 
     near, far = [*range(12), 30, 31], [0, 1, 2, 130, 131, 700, 2047]
-    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+    jobs: list[Job] = [
         *(
             ("checks", name, functools.partial(check, name, shape, positions, capacity, plan=plan))
             for name, shape, positions, capacity in (("tiny", TINY, near, 64), ("two layers", TWO_LAYERS, far, 2048))
@@ -346,29 +338,9 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     rows = next_plans() if options.next else plans()
     jobs += [("timings", name, functools.partial(timed, name, plan, context)) for name, plan, context in rows]
-    hung = False
-    for kind, name, job in jobs:
-        if budget.left < 2 or hung:
-            budget.note(f"not run: {name}")
-            continue
-        try:
-            row = job()
-        except DeviceHangError as error:
-            row, hung = {"name": name, "variant": name, "ok": False, "error": str(error)}, True
-        except Exception as error:  # one failure must not hide the others
-            row = {"name": name, "variant": name, "ok": False, "error": f"{type(error).__name__}: {error}"}
-        if kind == "roof":
-            report["roof"] = row
-        else:
-            report[kind].append(row)
-        budget.note(f"{kind} {json.dumps({key: item for key, item in row.items() if key not in ('plan', 'rows')})}")
-        report["wall_s"] = budget.elapsed
-        save(report, "persistent_bench.json")
+    hung = run_jobs(jobs, report, budget, "persistent_bench.json", ("plan", "rows"))
     _print_tables(report)
-    if hung:
-        leave(1)
-    budget.finish()
-    return 0 if all(row["ok"] for row in report["checks"]) else 1
+    return end(report, budget, hung=hung)
 
 
 if __name__ == "__main__":

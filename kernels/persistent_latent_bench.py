@@ -23,7 +23,8 @@ import torch
 
 from workbench.errors import UnfitError
 from workbench.kernels import fp8_tiles, latent_reference, mxfp4_tiles, nvrtc, persistent_latent
-from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.budget import Budget, wait
 from workbench.kernels.latent_reference import LatentModel, LatentResult, mxfp4_scale, reference_step
 from workbench.kernels.latent_shape import (
     Extents,
@@ -473,17 +474,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "checks": [],
-        "timings": [],
-        "roof": {},
-        "wall_s": 0.0,
-    }
     shape = first_layers(options.layers or layers_that_fit(torch.cuda.mem_get_info()[0]))
-    budget.note(f"{report['device']}, torch {report['torch']}, {shape.layers} layers")
-    budget.note(f"{compile_all(shape, next_round=options.next)} kernels compiled")
+    report = new_report(budget, compile_all(shape, next_round=options.next))
+    budget.note(f"{shape.layers} layers")
     weights: list[LatentWeights] = []
 
     def timed(name: str, plan: LatentPlan) -> dict[str, Any]:
@@ -495,7 +488,7 @@ def main(arguments: list[str] | None = None) -> int:
             budget.note(f"random weights of {shape.layers} layers made, {packed_bytes(shape) / 1e9:.1f} GB")
         return time_plan(name, shape, plan, options.context, weights[0], report["roof"]["best"])
 
-    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+    jobs: list[Job] = [
         *(("checks", case.name, functools.partial(check, case)) for case in cases(next_round=options.next)),
         ("roof", "roof", read_roof),
         *(
@@ -503,33 +496,12 @@ def main(arguments: list[str] | None = None) -> int:
             for name, plan in plans(shape, next_round=options.next)
         ),
     ]
-    hung = False
-    for kind, name, job in jobs:
-        if budget.left < 2 or hung:
-            budget.note(f"not run: {name}")
-            continue
-        try:
-            row = job()
-        except DeviceHangError as error:
-            row, hung = {"name": name, "plan": name, "ok": False, "error": str(error)}, True
-        except Exception as error:  # one failure must not hide the others
-            row = {"name": name, "plan": name, "ok": False, "error": f"{type(error).__name__}: {error}"}
-        if kind == "roof":
-            report["roof"] = row
-        else:
-            report[kind].append(row)
-        shown = {key: item for key, item in row.items() if key not in ("macros", "rows", "phases")}
-        budget.note(f"{kind} {json.dumps(shown)}")
-        report["wall_s"] = budget.elapsed
-        save(report, "persistent_latent_bench.json")
+    hung = run_jobs(jobs, report, budget, "persistent_latent_bench.json", ("macros", "rows", "phases"))
     if options.json:
         print(json.dumps(report))
     else:
         _print_tables(report)
-    if hung:
-        leave(1)
-    budget.finish()
-    return 0 if all(row["ok"] for row in report["checks"]) else 1
+    return end(report, budget, hung=hung)
 
 
 if __name__ == "__main__":

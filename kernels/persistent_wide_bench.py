@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference, persistent_wide
-from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
+from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.budget import Budget, wait
 from workbench.kernels.mxfp4_bench import measure, read_roof
 from workbench.kernels.persistent import StepPlan
 from workbench.kernels.persistent_bench import GPT_OSS_20B, SMS, THETA, TINY, TOLERANCE, TWO_LAYERS, relative
@@ -403,51 +404,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "checks": [],
-        "timings": [],
-        "roof": {},
-    }
-    budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all(timings=not options.check, following=options.next)} kernels compiled")
-    jobs: list[tuple[str, str, Callable[[], dict[str, Any]]]] = [
+    report = new_report(budget, compile_all(timings=not options.check, following=options.next))
+    jobs: list[Job] = [
         ("checks", name, functools.partial(check, name, shape, plan.tokens, steps, size, plan=plan))
         for name, shape, plan, steps, size in checked(options.next)
     ]
     if not options.check:
         jobs += _timing_jobs(report, budget, options.next)
-    hung = False
-    for kind, name, job in jobs:
-        if budget.left < 2 or hung:
-            budget.note(f"not run: {name}")
-            continue
-        try:
-            row = job()
-        except DeviceHangError as error:
-            row, hung = {"name": name, "variant": name, "ok": False, "error": str(error)}, True
-        except Exception as error:  # one failure must not hide the others
-            row = {"name": name, "variant": name, "ok": False, "error": f"{type(error).__name__}: {error}"}
-            hung = "CUDA error" in str(error)  # the context is lost
-        if kind == "roof":
-            report["roof"] = row
-        else:
-            report[kind].append(row)
-        shown = {key: item for key, item in row.items() if key not in ("plan", "rows", "failed", "phases")}
-        budget.note(f"{kind} {json.dumps(shown)}")
-        report["wall_s"] = budget.elapsed
-        save(report, "persistent_wide_bench.json")
+    hung = run_jobs(jobs, report, budget, "persistent_wide_bench.json", ("plan", "rows", "failed", "phases"))
     _print_tables(report)
-    if hung:
-        leave(1)
-    budget.finish()
-    return 0 if all(row["ok"] for row in report["checks"]) else 1
+    return end(report, budget, hung=hung)
 
 
-def _timing_jobs(
-    report: dict[str, Any], budget: Budget, following: bool
-) -> list[tuple[str, str, Callable[[], dict[str, Any]]]]:
+def _timing_jobs(report: dict[str, Any], budget: Budget, following: bool) -> list[Job]:
     """The read roof, one token, and the variants, over one set of random weights."""
     weights: list[StepWeights] = []
 
