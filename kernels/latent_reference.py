@@ -11,7 +11,7 @@ import torch
 
 from workbench.decode.fp8 import BLOCK, Fp8, quantize_blocks
 from workbench.kernels import fp8_tiles, mxfp4_cuda, mxfp4_tiles, persistent_layout
-from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights, pack_router
+from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _pack_layer(shape: LatentShape, layer: LayerModel) -> LatentLayer:
         kv_norm=layer.kv_norm,
         index_norm=None if index is None else index.norm,
         ffn_norm=layer.ffn_norm,
-        router=None if routed is None else pack_router(routed.router),
+        router=None if routed is None else routed.router,
         correction=None if routed is None else routed.correction,
         gate_up=None
         if routed is None

@@ -172,7 +172,7 @@ class LatentLayer:
 
     ``a``: q_a, kv_a, where the layer owns an indexer also its key and its head weights (rows padded to 16); ``q_b``:
     the query up-projection, then the indexer's; ``uk`` of [heads * kv_lora, nope]; ``uv`` of [heads * v_dim, kv_lora].
-    ``index_norm`` fp32 weight and bias, None without an indexer; ``router`` by ``pack_router``, ``correction``,
+    ``index_norm`` fp32 weight and bias, None without an indexer; ``router`` bf16 [experts, hidden], ``correction``,
     ``gate_up``, ``down`` None in a dense layer; ``feed_up`` and ``feed_down``: the shared expert or the dense FFN.
     """
 
@@ -221,25 +221,13 @@ def expected_layer(shape: LatentShape, layer: int) -> dict[str, Extents | None]:
         "kv_norm": (bf16, (shape.kv_lora,)),
         "index_norm": (fp32, (2, shape.index_dim)) if owner else None,
         "ffn_norm": (bf16, (h,)),
-        "router": (bf16, (h // 16, 8, e, 2)) if routed else None,
+        "router": (bf16, (e, h)) if routed else None,
         "correction": (fp32, (e,)) if routed else None,
         "gate_up": (u8, (e, i // 8, up)) if routed else None,
         "down": (u8, (e, h // 16, down)) if routed else None,
         "feed_up": (u8, (feed // 8, h // 128, FP8_UNIT_BYTES)),
         "feed_down": (u8, (h // 16, feed // 128, FP8_UNIT_BYTES)),
     }
-
-
-def pack_router(matrix: torch.Tensor) -> torch.Tensor:
-    """``matrix`` bf16 [experts, hidden] as [hidden/16, 8, experts, 2]: what multiplies sixteen rows of the hidden state
-    is one piece, in it pairs of rows, in a pair the experts."""
-    experts, hidden = matrix.shape
-    return matrix.detach().view(experts, hidden // 16, 8, 2).permute(1, 2, 0, 3).contiguous()
-
-
-def unpack_router(packed: torch.Tensor) -> torch.Tensor:
-    """The exact inverse of ``pack_router``."""
-    return packed.permute(2, 0, 1, 3).flatten(1).contiguous()
 
 
 def expected_model(shape: LatentShape) -> dict[str, Extents]:

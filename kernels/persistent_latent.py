@@ -53,13 +53,10 @@ _POINTERS = (
 class LatentPlan:
     """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
 
-    ``in_flight``: most stages asked for and not there yet, 0 for the whole ring; ``in_flight_burst``: the same in
-    gate-up of the chosen experts and in the head, where no CTA waits for another's words (not looked at with 0).
-    ``score_copies``: sums a router's score is kept in, each added to by every so many-th CTA.
-    ``ahead``: stages of the experts' gate-up are read ahead of the product before them where they are there.
-    ``collective_ns``: what each of the two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0
-    leaves them out. ``gate``: 0 all lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load
-    and one polls where most are late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
+    ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
+    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: 0 all
+    lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load and one polls where most are
+    late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
     ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
     """
 
@@ -68,16 +65,13 @@ class LatentPlan:
     stages: int
     pieces: int
     in_flight: int = 2
-    in_flight_burst: int = 4
-    score_copies: int = 1
-    ahead: bool = True
     prefetch_bytes: int = 0
     claim_head: bool = True
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
     gate: int = 2
-    decode: int = 1
+    decode: int = 0
     leave_out: int = 0
     watchdog_ns: int = 200_000_000
 
@@ -90,10 +84,6 @@ class LatentPlan:
             raise InputError(f"stages must be at least 3, not {self.stages}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
-        if self.in_flight and not 0 < self.in_flight_burst < self.stages:
-            raise InputError(f"in_flight_burst must be 1 to {self.stages - 1}, not {self.in_flight_burst}")
-        if not 1 <= self.score_copies <= 4:
-            raise InputError(f"score_copies must be 1 to 4, not {self.score_copies}")
         if self.prefetch_bytes < 0 or self.prefetch_bytes % 16:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
         if self.decode not in (0, 1) or self.leave_out not in range(4):
@@ -118,10 +108,10 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
         2 * (shape.top_k * shape.inter + max(shape.shared_inter, shape.dense_inter)),
         4 * shape.kv_lora * (warps + warps // 4),
     )
-    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 12) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 7)
-    small += 4 * (shape.experts + shape.rope)
+    small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 11) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
+    small += 4 * (warps * -(-shape.experts // grid) + shape.experts + shape.rope)
     small += 4 * max(4, shape.shared_inter, shape.dense_inter)
-    rows = 4 * (32 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
+    rows = 4 * (16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
     return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64
 
 
@@ -138,7 +128,6 @@ def make_plan(
     stages: int | None = None,
     pieces: int | None = None,
     in_flight: int = 2,
-    in_flight_burst: int = 4,
     prefetch_bytes: int = 0,
     lanes: bool = False,
 ) -> LatentPlan:
@@ -157,16 +146,7 @@ def make_plan(
     room = SHARED_BYTES - tail_bytes(shape, grid, warps, 16, chosen)
     depth = min(MOST_STAGES, room // STAGE_BYTES) if stages is None else stages
     if depth >= 3:
-        plan = LatentPlan(
-            grid=grid,
-            warps=warps,
-            stages=depth,
-            pieces=chosen,
-            in_flight=min(in_flight, depth - 1),
-            in_flight_burst=min(in_flight_burst, depth - 1),
-            prefetch_bytes=prefetch_bytes,
-            lanes=lanes,
-        )
+        plan = LatentPlan(grid, warps, depth, chosen, min(in_flight, depth - 1), prefetch_bytes, lanes=lanes)
         if shared_bytes(shape, plan) <= SHARED_BYTES:
             return plan
     raise InputError(f"hidden {shape.hidden}, pieces {chosen}: {depth} stages of {STAGE_BYTES} bytes do not fit")
@@ -175,8 +155,8 @@ def make_plan(
 def check_grid(shape: LatentShape, grid: int) -> None:
     """Raise InputError unless each of ``grid`` CTAs has a row tile of hidden and of the low-rank projections and a
     gate-up task, and each head a CTA."""
-    if not shape.heads <= grid < 256:
-        raise InputError(f"grid must be at least heads ({shape.heads}) and at most 255, not {grid}")
+    if grid < shape.heads:
+        raise InputError(f"grid must be at least heads ({shape.heads}), not {grid}")
     fewest = min(shape.a_rows(layer) for layer in range(shape.layers)) // 16
     for name, tasks in (
         ("row tiles of hidden", shape.hidden // 16),
@@ -217,9 +197,6 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "STAGES": plan.stages,
         "PIECES": plan.pieces,
         "IN_FLIGHT": plan.in_flight,
-        "IN_FLIGHT_BURST": plan.in_flight_burst,
-        "SCORE_COPIES": plan.score_copies,
-        "AHEAD": int(plan.ahead),
         "PREFETCH_BYTES": plan.prefetch_bytes,
         "CLAIM": int(plan.claim_head),
         "EVICT": int(plan.evict_first),
@@ -248,7 +225,7 @@ def scratch_parts(shape: LatentShape, plan: LatentPlan) -> dict[str, int]:
         "attended": shape.heads * shape.v_dim,
         "x_mid": shape.hidden,
         "x_in": shape.hidden,
-        "scores": 2 * plan.score_copies * shape.experts,
+        "scores": shape.experts,
         "inter": shape.top_k * shape.inter,
         "feed_shared": 8 * shape.shared_inter,
         "feed_dense": 8 * shape.dense_inter,

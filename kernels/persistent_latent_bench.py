@@ -113,13 +113,12 @@ class Case:
 def cases(*, next_round: bool = False) -> list[Case]:
     """What is checked, small things first; ``next_round``: what the plans of that round need, and no more."""
     near, far = (*range(12), 30, 31), (0, 1, 2, 130, 131, 700, 2047)
-    taken_back = {"in_flight_burst": 2, "score_copies": 2, "ahead": False}
     if next_round:
         return [
             Case("tiny", TINY, 16, near, 64),
             Case("few layers", FEW, SMS, far, CAPACITY),
             Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
-            Case("few layers taken back", FEW, SMS, (0, 700), CAPACITY, changes=taken_back),
+            Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
         ]
     return [
         Case("tiny", TINY, 16, near, 64),
@@ -131,8 +130,7 @@ def cases(*, next_round: bool = False) -> list[Case]:
         Case("few layers", FEW, SMS, far, CAPACITY),
         Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
         Case("few layers 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 16}),
-        Case("few layers decode 0", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 0}),
-        Case("few layers taken back", FEW, SMS, (0, 700), CAPACITY, changes=taken_back),
+        Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
         Case("few layers all poll", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 0}),
         Case("few layers one polls first", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 1}),
         Case("few layers prefetch", FEW, SMS, (0, 700), CAPACITY, changes={"prefetch_bytes": 65536}),
@@ -308,12 +306,13 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
         return [
             ("base", base),
             ("lanes", replace(base, lanes=True)),
-            ("in flight 2, bursts too", replace(base, in_flight_burst=2)),
-            ("in flight 1, bursts 4", replace(base, in_flight=1)),
-            ("FP4 not read ahead", replace(base, ahead=False)),
+            ("in flight 3", replace(base, in_flight=3)),
+            ("in flight 4", replace(base, in_flight=4)),
+            ("5 stages", replace(base, stages=5)),
             ("7 stages", replace(base, stages=7)),
             ("16 warps", wide),
-            ("decode 0", replace(base, decode=0)),
+            ("one lane polls first", replace(base, gate=1)),
+            ("decode 1", replace(base, decode=1)),
             ("without products", replace(base, leave_out=2)),
             ("without copies and products, lanes", replace(base, leave_out=3, lanes=True)),
             ("base (again)", base),
@@ -323,18 +322,15 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
         ("lanes", replace(base, lanes=True)),
         ("16 warps", wide),
         ("in flight 0", replace(base, in_flight=0)),
-        ("in flight 1, bursts 4", replace(base, in_flight=1)),
+        ("in flight 3", replace(base, in_flight=3)),
         ("in flight 4", replace(base, in_flight=4)),
         ("prefetch 64 KB", replace(base, prefetch_bytes=65536)),
         ("collectives 8 us", replace(base, collective_ns=8000)),
         ("one lane polls first", replace(base, gate=1)),
         ("all lanes poll", replace(base, gate=0)),
-        ("bursts 2", replace(base, in_flight_burst=2)),
-        ("scores in two sums", replace(base, score_copies=2)),
-        ("FP4 not read ahead", replace(base, ahead=False)),
         ("9 stages", replace(base, stages=9)),
         ("4 stages", replace(base, stages=4)),
-        ("decode 0", replace(base, decode=0)),
+        ("decode 1", replace(base, decode=1)),
         ("without copies", replace(base, leave_out=1)),
         ("without products", replace(base, leave_out=2)),
         ("without copies and products", replace(base, leave_out=3)),

@@ -3,8 +3,8 @@
 // As persistent.cu: one CTA a multiprocessor, all co-resident; in each a producer lane streams the CTA's fixed share of every weight
 // of the step, in order, through one ring of shared-memory stages, and the consumer warps follow it phase by phase. A layer is
 //   low | query | attention | values | out | (router and) gate_up | down
-// seven exchanges of activations, so here there is no grid barrier at all: what one CTA tells another is tagged words. Scores of experts are sums
-// of integers in L2 that every CTA adds to; one more warp, the router's, chooses from them beside the consumers.
+// seven exchanges of activations and one of scores, so here there is no grid barrier at all: what one CTA tells another is tagged words. One
+// more warp, the router's, chooses from the scores beside them.
 //
 // Tags. A word is an fp32 number whose two lowest bits count the uses of its place, modulo 4 (the reader clears them: 22 bits of mantissa pass
 // between phases, the residual itself keeps 24). A reader polls until the tag is the one of this use. A place is written once a use, and its
@@ -20,12 +20,8 @@
 //     publishes them. down sums over the chosen experts in the CTA, so no more than the rows themselves is exchanged;
 //   - GRID / HEADS CTAs serve a head: its rows of the query, and a part of its cached positions each. Absorbing is linear: who has sixteen rows of
 //     the query multiplies them at once with their columns of the key half of kv_b, and attention adds these parts. Nobody waits for a whole query;
-//   - a CTA multiplies its own rows of x_mid with their columns of the router, all experts', as soon as it has published them, and adds the products
-//     to the scores as 64-bit fixed-point numbers: sums of integers are the same in any order. A score's lowest byte counts who added, so
-//     no word is set back: who reads knows what a sum was before, and takes the difference. The RMS factor is applied then. So
-//     scores cross L2 beside x_mid, not behind it. Why nobody adds to a sum that is still to be read: as with the tagged words;
-//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K, and so does the shared
-//     expert's share of down, while the experts' weights come.
+//   - a CTA scores two experts or so: it has every row of their router, and multiplies before it knows the RMS factor of what it multiplies;
+//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
 //
 // Arithmetic: FP8 weights exact in fp16 against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
@@ -36,9 +32,6 @@
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
-//   SCORE_COPIES                   so many sums a score has, each of every so many-th CTA: fewer additions of a word
-//   IN_FLIGHT_BURST                IN_FLIGHT in gate-up of the experts and in the head, where nobody waits for words that cross L2 meanwhile
-//   AHEAD                          1: in gate-up of the experts a stage that is there is read before the one before it is multiplied
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
 //                                  most of a warp's lanes are late one polls before they load again
@@ -55,38 +48,11 @@ __device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
       : "=r"(first), "=r"(second)
       : "r"(word));
 }
-__device__ __forceinline__ void red_relaxed_u64(u64* address, u64 value) {
-  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
-}
-// Two neighbours, each whole.
-__device__ __forceinline__ void ldg_pair_relaxed(u64 (&pair)[2], const u64* address) {
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0,%1}, [%2];" : "=l"(pair[0]), "=l"(pair[1]) : "l"(address) : "memory");
-}
-// Whether mbar_wait would not wait.
-__device__ __forceinline__ bool mbar_test(u32 bar, u32 parity) {
-  u32 done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  return done != 0;
-}
-__device__ __forceinline__ u64 to_integer(float value) {
-  u64 rounded;
-  asm("cvt.rni.s64.f32 %0, %1;" : "=l"(rounded) : "f"(value));
-  return rounded;
-}
 }  // namespace ptx
 #endif
 
 #ifndef IN_FLIGHT
 #define IN_FLIGHT 0
-#endif
-#ifndef IN_FLIGHT_BURST
-#define IN_FLIGHT_BURST IN_FLIGHT
-#endif
-#ifndef SCORE_COPIES
-#define SCORE_COPIES 1
-#endif
-#ifndef AHEAD
-#define AHEAD 1
 #endif
 #ifndef CLAIM
 #define CLAIM 1
@@ -156,8 +122,7 @@ constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kBatch = (kStagePositions + WARPS - 1) / WARPS;  // of them, a warp's
 constexpr int kPartial = KV_LORA + 4;
-constexpr u32 kRouterTile = 32 * EXPERTS;  // bytes: 16 rows of the hidden size of every expert
-constexpr u32 kRouterTiles = kStageBytes / kRouterTile;  // of a stage
+constexpr int kScored = (EXPERTS + GRID - 1) / GRID;  // experts that a CTA scores: a stage each
 constexpr u32 kVocabTiles = VOCAB / 16;
 constexpr u32 kVocabSteps = HIDDEN / 16;
 constexpr int kWidest = HIDDEN > HEADS * V_DIM ? HIDDEN : HEADS * V_DIM;
@@ -191,9 +156,7 @@ static_assert(DENSE_LAYERS == 0 || kDenseTiles * kFeedParts >= GRID, "every CTA 
 static_assert(kOwnTiles <= PIECES && (int)((kValueTiles + kGroup - 1) / kGroup) <= PIECES, "pieces");
 static_assert(kPartFloats >= kJoiners * (KV_LORA + 4), "the joined parts of attention reuse the sums");
 static_assert(kActBytes >= 2 * Q_LORA + 4 * kJoiners * KV_LORA, "the head's query is joined behind the low rank");
-static_assert(!kTogether || 2 * SHARED_INTER <= kVectorBytes, "the shared expert's activations lie behind the hidden vector");
-static_assert(kRouterTiles > 0, "a row tile of the router fits a stage");
-static_assert(GRID < 256 && SCORE_COPIES >= 1 && SCORE_COPIES <= 4, "a byte counts who added to a score");
+static_assert(2 * HIDDEN <= (int)kStageBytes, "an expert's row of the router fits a stage");
 static_assert(kActBytes + 4 * kPartFloats >= (kVectorBytes > kDownBytes ? kVectorBytes : kDownBytes) + 256 * (int)kStageUnits, "a stage's missing units are read");
 static_assert(INDEX_DIM % 32 == 0 && (INDEX_DIM == 0 || INDEX_DIM >= 64), "one warp norms the indexer's key");
 
@@ -203,7 +166,7 @@ struct Shared {
   u64 table[2][kTable];
   alignas(16) u64 source[2][kTable];  // the producer's table
   u64 routed[8];  // one a choice
-  u64 sourced, dealt, normed, chosen;
+  u64 sourced, dealt, chosen;
   int tag[STAGES];
   int task[2 * PIECES];
   int expert[8];
@@ -211,10 +174,9 @@ struct Shared {
   alignas(16) float sums[WARPS];
   alignas(16) float peaks[WARPS];
   int token, position, launches, dead;
-  float level, rms;  // what scores are multiplied with before they are added; x_mid's factor
   alignas(16) float feed[kFeedMost > 0 ? kFeedMost : 4];  // the dense or shared FFN's activations
   alignas(16) float own[kOwnTiles * 16];  // this CTA's rows of the residual
-  alignas(16) float gained[kOwnTiles * 16];  // of x_mid, times the FFN norm's gain
+  alignas(16) float dots[kScored * WARPS];
   alignas(16) float score[EXPERTS];
   alignas(16) float turn[ROPE];  // cosine and sine of this position's angles
   alignas(16) float query[ROPE];
@@ -236,7 +198,7 @@ enum Entry {
 struct Ring {
   u32 base, full, empty;
   u32 stage, parity;
-  u32 issued, most, late_stage, late_parity;  // issued: stages asked for and not known to be there, at most so many
+  u32 issued, late_stage, late_parity;
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) {
       stage = 0;
@@ -292,15 +254,15 @@ __device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEA
 __device__ __forceinline__ void await_stage(Ring& ring) {
   ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
 #if IN_FLIGHT > 0
-#pragma unroll 1
-  for (; ring.issued >= ring.most; --ring.issued) {
+  if (ring.issued < IN_FLIGHT) {
+    ++ring.issued;
+  } else {
     ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
     if (++ring.late_stage == STAGES) {
       ring.late_stage = 0;
       ring.late_parity ^= 1;
     }
   }
-  ++ring.issued;
 #endif
 }
 // The stage is full once so many bytes have come.
@@ -352,7 +314,7 @@ __device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 
 }
 
 // What the producer goes through in a layer, in the consumers' order; a part is tasks that differ by a pitch.
-enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kSharedPart, kExpertPart, kDownPart, kParts };
+enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kExpertPart, kDownPart, kParts };
 
 // One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
 __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
@@ -377,7 +339,6 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
     };
 #pragma unroll 1
     for (int part = 0; part < kParts; ++part) {
-      ring.most = part == kExpertPart ? IN_FLIGHT_BURST : IN_FLIGHT;
       u32 task = 0, end = 1, stride = 1, pitch = 0;
       Run run{nullptr, 0, kUnitBytes, kStageUnits, 1, 0};
       auto source = [&](int which, u64 offset) { run.source = reinterpret_cast<const u8*>(entry[which]) + offset; };
@@ -415,19 +376,14 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = (own.high - own.low) * kOutUnits, run.per_tile = kOutUnits;
           break;
         case kRouterPart:
-          end = !dense;
-          source(kRouter, (u64)own.low * kRouterTile);
-          run.units = run.per_tile = own.high - own.low, run.unit_bytes = kRouterTile, run.most = kRouterTiles;
+          task = cta, end = dense ? 0 : EXPERTS, stride = GRID, pitch = 2 * HIDDEN;
+          source(kRouter, 0);
+          run.units = 1, run.unit_bytes = pitch;
           break;
         case kFeedPart:
           task = cta, end = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, stride = GRID, pitch = kFeedUnits * kUnitBytes;
           source(kFeedUp, 0);
           run.units = run.per_tile = kFeedUnits;
-          break;
-        case kSharedPart:  // the shared expert's tiles of down in one stage
-          end = kTogether && !dense;
-          source(kFeedDown, (u64)own.low * kSharedUnits * kUnitBytes);
-          run.units = run.per_tile = (own.high - own.low) * kSharedUnits;
           break;
         case kExpertPart:
           task = cta, end = dense ? 0 : TOPK * kUpTiles, stride = GRID;
@@ -448,7 +404,11 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = run.per_tile = (dense ? DENSE_INTER : SHARED_INTER) / 128;
           pitch = run.units * kUnitBytes;
           source(kFeedDown, 0);
-          if (kTogether && !dense) run.units = 0;  // they were there before
+          if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
+            const u32 units = (own.high - own.low) * run.units;
+            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
+            run.units = 0;
+          }
           break;
       }
       const u8* base = run.source;
@@ -492,7 +452,6 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       ring.next();
     }
   };
-  ring.most = IN_FLIGHT_BURST;
   constexpr u32 kRounds = CLAIM ? kVocabTiles / GRID * 5 / 8 : (kVocabTiles + GRID - 1) / GRID;
 #pragma unroll 1
   for (u32 round = 0; round < kRounds; ++round)
@@ -626,70 +585,68 @@ __device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uin
   ptx::mma_f16(c, a, b.z, b.w);
 }
 
-// A warp's share of a stage. It is read before the stage before it is multiplied, since two warps a scheduler do not hide the latency of one after
+// A warp's share of the next STAGES stages: all are read before any is multiplied, since two warps a scheduler do not hide the latency of one after
 // the other. Where a stage has no unit, what an earlier one left is multiplied with what lies behind the vector, and not added: offsets are then
 // constants, and nothing branches.
+template <u32 STAGES_>
 struct Fp8Share {
-  uint4 w[kPerWarp];
-  uint2 s[kPerWarp];
+  static constexpr u32 kSlots = STAGES_ * kPerWarp;
+  uint4 w[kSlots];
+  uint2 s[kSlots];
+  static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kPerWarp * kStageUnits + slot % kPerWarp * Fp8Lane::kPitch; }
+  static __device__ __forceinline__ void load(uint4 (&b)[kSlots], const Fp8Lane& mine, u32 act) {
+#pragma unroll
+    for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
+  }
   __device__ __forceinline__ void read(Ring& ring, const Fp8Lane& mine) {
-    const u32 stage = ring.address();
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
+    u32 empty[STAGES_];
 #pragma unroll
-    for (u32 i = 0; i < kPerWarp; ++i) {
-      w[i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
-      s[i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
+    for (u32 n = 0; n < STAGES_; ++n) {
+      const u32 stage = ring.address();
+      empty[n] = ring.empty_bar();
+      ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+      for (u32 i = 0; i < kPerWarp; ++i) {
+        w[n * kPerWarp + i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+        s[n * kPerWarp + i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
+      }
+      ring.next();
     }
-    release_stage(ring);
-    ring.next();
-  }
-};
-// What a share is multiplied with, as the MMA takes it: its first column is the vector, the others are zero, so only four lanes load, which costs
-// shared memory a quarter of what 32 lanes of the same cost. Sums are in the first lane of a quad.
-struct Fp8Vector {
-  uint4 b[kPerWarp];
-  __device__ __forceinline__ Fp8Vector() {
+    __syncwarp();
+    if ((ptx::thread() & 31) == 0)
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) b[i] = make_uint4(0, 0, 0, 0);
+      for (u32 n = 0; n < STAGES_; ++n) ptx::mbar_arrive(empty[n]);
   }
-  __device__ __forceinline__ void load(const Fp8Lane& mine, u32 act) {
-    const bool first = (ptx::thread() & 31) < 4;
-#pragma unroll
-    for (u32 i = 0; i < kPerWarp; ++i)
-      if (first) b[i] = ptx::lds128(act + mine.vector + i * (Fp8Lane::kPitch * 256));
-  }
-  // Adds to the sums of rows g and g + 8 what the first count units of the stage give.
-  __device__ __forceinline__ void multiply(const Fp8Share& share, const Fp8Lane& mine, u32 count, float& low, float& high) const {
+  // Adds to the sums of rows g and g + 8 what the first count units give. All eight columns of the MMA hold the vector, so every lane of a quad has its
+  // rows' sums.
+  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots], const Fp8Lane& mine, u32 count, float& low, float& high) const {
     if (!kProducts) return;
 #pragma unroll
-    for (u32 i = 0; i < kPerWarp; ++i) {
+    for (u32 slot = 0; slot < kSlots; ++slot) {
       float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      mma_fp8(c, share.w[i], b[i]);
-      if (i * Fp8Lane::kPitch + mine.unit < count) {
-        low = fmaf(c[0], __uint_as_float(share.s[i].x), low);
-        high = fmaf(c[2], __uint_as_float(share.s[i].y), high);
+      mma_fp8(c, w[slot], b[slot]);
+      if (unit_of(slot) + mine.unit < count) {
+        low = fmaf(c[0], __uint_as_float(s[slot].x), low);
+        high = fmaf(c[2], __uint_as_float(s[slot].y), high);
       }
     }
   }
 };
 
-// The stages that hold the next count units, at least one, against the fp16 vector that starts at act.
+// The next stages of a tile, count units or so many as they hold, against the fp16 vector that starts at act.
+template <u32 STAGES_>
+__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  Fp8Share<STAGES_> share;
+  uint4 b[share.kSlots];
+  share.load(b, mine, act);
+  share.read(ring, mine);
+  share.multiply(b, mine, count, low, high);
+}
+// All stages that hold count units.
 __device__ __forceinline__ void take_fp8_run(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-  Fp8Share even, odd;
-  Fp8Vector even_vector, odd_vector;
-  even_vector.load(mine, act);
-  even.read(ring, mine);
 #pragma unroll 1
-  for (;; count -= 2 * kStageUnits, act += 512 * kStageUnits) {
-    if (count <= kStageUnits) return even_vector.multiply(even, mine, count, low, high);
-    odd_vector.load(mine, act + 256 * kStageUnits);
-    odd.read(ring, mine);
-    even_vector.multiply(even, mine, kStageUnits, low, high);
-    if (count <= 2 * kStageUnits) return odd_vector.multiply(odd, mine, count - kStageUnits, low, high);
-    even_vector.load(mine, act + 512 * kStageUnits);
-    even.read(ring, mine);
-    odd_vector.multiply(odd, mine, kStageUnits, low, high);
-  }
+  for (; (int)count > (int)kStageUnits; count -= 2 * kStageUnits, act += 512 * kStageUnits) take_fp8<2>(ring, mine, act, count, low, high);
+  if ((int)count > 0) take_fp8<1>(ring, mine, act, count, low, high);
 }
 
 // Row tiles of UNITS units each against one vector: the lane's part of it stays in registers from tile to tile where it is no more than two stages.
@@ -697,33 +654,20 @@ template <u32 UNITS>
 struct Fp8Tile {
   static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
   static constexpr bool kHeld = kStages <= 2;
+  using Share = Fp8Share<kHeld ? kStages : 1>;
   Fp8Lane mine;
   u32 act;
-  Fp8Vector vector[kHeld ? kStages : 1];
-  Fp8Share first;
-  __device__ __forceinline__ void load(u32 start) {
-    act = start;
-#pragma unroll
-    for (u32 n = 0; kHeld && n < kStages; ++n) vector[n].load(mine, act + n * (256 * kStageUnits));
+  uint4 b[Share::kSlots];
+  __device__ __forceinline__ void load(u32 vector) {
+    act = vector;
+    if (kHeld) Share::load(b, mine, act);
   }
-  // Before the first of tiles that follow one another: the first stage of a tile is read while the last one of the tile before is multiplied.
-  __device__ __forceinline__ void begin(Ring& ring) {
-    if (kHeld) first.read(ring, mine);
-  }
-  // The next tile; `more`: another follows.
-  __device__ __forceinline__ void take(Ring& ring, bool more, float& low, float& high) {
+  __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
     low = high = 0.0f;
     if (!kHeld) return take_fp8_run(ring, mine, act, UNITS, low, high);
-    if (kStages == 2) {
-      Fp8Share second;
-      second.read(ring, mine);
-      vector[0].multiply(first, mine, kStageUnits, low, high);
-      if (more) first.read(ring, mine);
-      vector[kStages - 1].multiply(second, mine, UNITS - (kStages - 1) * kStageUnits, low, high);
-    } else {
-      vector[0].multiply(first, mine, UNITS, low, high);
-      if (more) first.read(ring, mine);
-    }
+    Share share;
+    share.read(ring, mine);
+    share.multiply(b, mine, UNITS, low, high);
   }
 };
 
@@ -846,43 +790,37 @@ struct Fp4Vector {
       if (g == block && (u32)block < 2 * units) b[block / 2][block % 2] = ptx::lds128(act + block / 2 * stride + block % 2 * 64 + t * 16);
   }
 };
-// The same units' weights. As with FP8, a stage is read before the one before it is multiplied.
-struct Fp4Share {
+// The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
+// scales lie.
+template <typename Weight, typename Scales>
+__device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 units, Weight weight, Scales scale, float& low, float& high) {
+  const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
   uint4 w[kPerWarp];
-  u32 scales;
-  // weight(i), scale(i): where unit i's weights and scales lie
-  template <typename Weight, typename Scales>
-  __device__ __forceinline__ void read(Ring& ring, u32 units, Weight weight, Scales scale) {
-    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-    scales = 0;
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
+  u32 scales = 0;
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i)
-      if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
-    if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
-    release_stage(ring);
-    ring.next();
-  }
-  // Adds the sums of rows g and g + 8 over the quad.
-  __device__ __forceinline__ void multiply(const Fp4Vector& x, u32 units, float& low, float& high) const {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  for (int i = 0; i < kPerWarp; ++i)
+    if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
+  if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
+  release_stage(ring);
+  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) {
-      if (!kProducts || (u32)i >= units) continue;
-      u32 a[4];
-      mxfp4::decode(w[i].x, a);
-      ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
-      mxfp4::decode(w[i].y, a);
-      ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
-      mxfp4::decode(w[i].z, a);
-      ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
-      mxfp4::decode(w[i].w, a);
-      ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
-    }
-    low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
-    high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+  for (int i = 0; i < kPerWarp; ++i) {
+    if (!kProducts || (u32)i >= units) continue;
+    u32 a[4];
+    mxfp4::decode(w[i].x, a);
+    ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
+    mxfp4::decode(w[i].y, a);
+    ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
+    mxfp4::decode(w[i].z, a);
+    ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
+    mxfp4::decode(w[i].w, a);
+    ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
   }
-};
+  low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
+  high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+  ring.next();
+}
 __device__ __forceinline__ float quad_sum(float value) {
   value += __shfl_xor_sync(0xffffffffu, value, 1);
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
@@ -1002,17 +940,6 @@ __device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOA
   return rsqrtf(sum * (1.0f / FLOATS) + (EPS));
 }
 constexpr int kFeedVectors = kVectors<(kFeedMost > 0 ? kFeedMost : 4)>;
-// The other FFN's activations times factor into sh.act as fp16, from byte `at` on: a thread's own.
-__device__ __forceinline__ void store_feed(Shared& sh, int at, int inter, float factor) {
-#pragma unroll
-  for (int i = 0; i < kFeedVectors; ++i) {
-    const int vector = (int)ptx::thread() + i * kConsumers;
-    if (vector < inter / 4) {
-      const float4 v = *reinterpret_cast<const float4*>(sh.feed + 4 * vector);
-      reinterpret_cast<uint2*>(sh.act + at)[vector] = make_uint2(ptx::pack_f16(v.x * factor, v.y * factor), ptx::pack_f16(v.z * factor, v.w * factor));
-    }
-  }
-}
 
 // The vector times factor into sh.act as fp16, from float `at` on.
 template <int FLOATS>
@@ -1048,108 +975,30 @@ __device__ __forceinline__ void sort_down(u64 (&item)[COUNT]) {
         }
 }
 
-// This CTA's rows of x_mid, gained, times their columns of the router: added to every expert's sum.
-__device__ __forceinline__ void add_scores(Ring& ring, Shared& sh, u64* sums, u32 tiles) {
-  constexpr int kEach = (EXPERTS + kConsumers - 1) / kConsumers;
-  const u32 thread = ptx::thread(), gained = ptx::smem_addr(sh.gained);
-  float even[kEach], odd[kEach];
-#pragma unroll
-  for (int k = 0; k < kEach; ++k) even[k] = odd[k] = 0.0f;
-#pragma unroll 1
-  for (u32 first = 0; first < tiles; first += kRouterTiles) {
-    ptx::mbar_wait(ring.full_bar(), ring.parity);
-#pragma unroll 1
-    for (u32 tile = first; tile < min(tiles, first + kRouterTiles); ++tile) {
-      const u32 weights = ring.address() + (tile - first) * kRouterTile;
-#pragma unroll
-      for (int four = 0; four < 4; ++four) {
-        const uint4 raw = ptx::lds128(gained + tile * 64 + four * 16);
-        const float x[4] = {__uint_as_float(raw.x), __uint_as_float(raw.y), __uint_as_float(raw.z), __uint_as_float(raw.w)};
-#pragma unroll
-        for (int k = 0; k < kEach; ++k)
-#pragma unroll
-          for (int pair = 0; pair < 2; ++pair) {
-            const u32 w = ptx::lds32(weights + ((2 * four + pair) * EXPERTS + min(thread + k * kConsumers, EXPERTS - 1u)) * 4);
-            even[k] = fmaf(x[2 * pair], ptx::bf16_low(w), even[k]);
-            odd[k] = fmaf(x[2 * pair + 1], ptx::bf16_high(w), odd[k]);
-          }
-      }
-    }
-    release_stage(ring);
-    ring.next();
-  }
-  constexpr float kMost = 140737488355328.0f;  // 2^47: no sum of 255 leaves 56 bits
-#pragma unroll
-  for (int k = 0; k < kEach; ++k) {
-    const u32 expert = thread + k * kConsumers;
-    if (expert < EXPERTS) ptx::red_relaxed_u64(sums + expert, ptx::to_integer(fminf(fmaxf((even[k] + odd[k]) * sh.level, -kMost), kMost)) * 256 + 1);
-  }
-}
-// A power of two, 2^32 times the largest one that is not above a vector's RMS factor: where scores keep nine digits and do not overflow.
-__device__ __forceinline__ float level_of(float factor) { return __uint_as_float((__float_as_uint(factor) & 0x7f800000u) + (32u << 23)); }
-
-constexpr int kScorePairs = (EXPERTS / 2 + 31) / 32;  // a lane of the router's warp has experts 64 k + 2 lane and the next
-__device__ __forceinline__ int score_pair(int k) { return min((int)(ptx::thread() & 31) + 32 * k, EXPERTS / 2 - 1); }
-// What stands in the sums of scores now.
-__device__ __forceinline__ void load_scores(u64 (&sum)[SCORE_COPIES][kScorePairs][2], const u64* scores) {
-#pragma unroll
-  for (int copy = 0; copy < SCORE_COPIES; ++copy)
-#pragma unroll
-    for (int k = 0; k < kScorePairs; ++k) ptx::ldg_pair_relaxed(sum[copy][k], scores + copy * EXPERTS + 2 * score_pair(k));
-}
-
 // One warp beside the consumers: chooses the TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced`
 // names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts once; then a round looks at 32 heads of lists.
-// before: the sums of scores as the last launch left them.
-__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, const u64* scores, int* routing,
-                                      u64 (&before)[SCORE_COPIES][kScorePairs][2]) {
-  constexpr int kEach = 2 * kScorePairs;
+__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u32 launches) {
+  constexpr int kEach = (EXPERTS + 31) / 32;
   const int lane = (int)ptx::thread() & 31;
 #pragma unroll 1
   for (int ordinal = 0; ordinal < MOE_LAYERS; ++ordinal) {
+    const u32 tag = (launches * MOE_LAYERS + ordinal) & 3u;
     const float* corrections = reinterpret_cast<const float*>(table[(u64)(DENSE_LAYERS + ordinal) * kTable + kCorrection]);
     float correction[kEach];
 #pragma unroll
-    for (int k = 0; k < kEach; ++k) correction[k] = corrections[2 * score_pair(k / 2) + k % 2];
+    for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
     const int named = forced == nullptr ? 0 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
-    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's products are there much before this CTA's own
-    u64 sum[SCORE_COPIES][kScorePairs][2];
-    u32 polls = 0;
-    bool late;
-#pragma unroll 1
-    do {
-      load_scores(sum, scores);
-      late = false;
-#pragma unroll
-      for (int copy = 0; copy < SCORE_COPIES; ++copy)
-#pragma unroll
-        for (int k = 0; k < kEach; ++k)
-          late |= (u8)(sum[copy][k / 2][k % 2] - before[copy][k / 2][k % 2]) != (GRID + SCORE_COPIES - 1 - copy) / SCORE_COPIES;
-      late = __ballot_sync(0xffffffffu, late && !give_up(sh, polls)) != 0;
-    } while (late);
-    float score[kEach];
-    const float unit = __uint_as_float((254u << 23) - __float_as_uint(sh.level));
-#pragma unroll
-    for (int k = 0; k < kEach; ++k) {
-      u64 total = 0;
-#pragma unroll
-      for (int copy = 0; copy < SCORE_COPIES; ++copy) {
-        total += sum[copy][k / 2][k % 2] - before[copy][k / 2][k % 2];
-        before[copy][k / 2][k % 2] = sum[copy][k / 2][k % 2];
-      }
-      score[k] = (float)((long long)(total - GRID) >> 8) * unit;
-    }
-    ptx::mbar_wait(ptx::smem_addr(&sh.normed), ordinal & 1);
-    const float rms = sh.rms;
+    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
+    u32 word[kEach];
+    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
     u64 item[kEach];  // the score above, the index below, inverted
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const int expert = 2 * (lane + k / 2 * 32) + k % 2;
+      const int expert = lane + 32 * k;
       item[k] = 0;
       if (expert < EXPERTS) {
-        const float gate = __fdividef(1.0f, 1.0f + __expf(-score[k] * rms));
-        sh.score[expert] = gate;
-        item[k] = (u64)ordered(gate + correction[k]) << 32 | (u32)~expert;
+        sh.score[expert] = number(word[k]);
+        item[k] = (u64)ordered(number(word[k]) + correction[k]) << 32 | (u32)~expert;
       }
     }
     if (forced == nullptr) {
@@ -1229,7 +1078,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     warp = tid >> 5;
     lane = tid & 31;
   };
-  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, IN_FLIGHT, 0, 0};
+  Ring ring{ptx::smem_addr(dynamic), ptx::smem_addr(sh.full), ptx::smem_addr(sh.empty), 0, 0, 0, 0, 0};
 
   u32* low_parts = scratch;                                        // [2][kAllLowRows]
   u32* query_words = low_parts + 2 * kAllLowRows;                  // [HEADS][ROPE]
@@ -1238,8 +1087,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   u32* attended = partials + HEADS * kGroup * kPartial;            // [HEADS][V_DIM]
   u32* x_mid = attended + HEADS * V_DIM;                           // [HIDDEN]
   u32* x_in = x_mid + HIDDEN;                                      // [HIDDEN]
-  u64* scores = reinterpret_cast<u64*>(x_in + HIDDEN);             // [SCORE_COPIES][EXPERTS]: whatever they are at first
-  u32* inter = x_in + HIDDEN + 2 * SCORE_COPIES * EXPERTS;         // [TOPK][INTER]
+  u32* scores = x_in + HIDDEN;                                     // [EXPERTS]
+  u32* inter = scores + EXPERTS;                                   // [TOPK][INTER]
   u32* feed_shared = inter + TOPK * INTER;                         // [4][2 SHARED_INTER]
   u32* feed_dense = feed_shared + 2 * kFeedParts * SHARED_INTER;   // [4][2 DENSE_INTER]
   u32* index_queries = feed_dense + 2 * kFeedParts * DENSE_INTER;  // [INDEX_HEADS][INDEX_DIM]: nobody chooses positions by them
@@ -1253,7 +1102,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
-    ptx::mbar_init(ptx::smem_addr(&sh.normed), 1);
     for (int i = 0; i < TOPK; ++i) ptx::mbar_init(ptx::smem_addr(sh.routed + i), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
@@ -1263,16 +1111,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     sh.launches = state[2];
   }
   if (tid < kTable) sh.table[0][tid] = table[tid];
-  u64 before[SCORE_COPIES][kScorePairs][2];
-  if (MOE_LAYERS > 0 && warp == WARPS + 1) {
-    load_scores(before, scores);
-    u64 all = 0;  // a use of each: they are there before the barrier, behind which this CTA lets the others go on
-#pragma unroll
-    for (int copy = 0; copy < SCORE_COPIES; ++copy)
-#pragma unroll
-      for (int k = 0; k < kScorePairs; ++k) all |= before[copy][k][0] ^ before[copy][k][1];
-    if (lane < EXPERTS) sh.score[lane] = (float)(u32)all;
-  }
   __syncthreads();
   const int position = sh.position;
   const bool bad_token = (u32)sh.token >= VOCAB;
@@ -1286,7 +1124,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   }
   if (warp == WARPS + 1) {
     const int* row = forced == nullptr ? nullptr : forced + (u64)(position % forced_rows) * MOE_LAYERS * TOPK;
-    route(sh, table, row, scores, routing, before);
+    route(sh, table, row, scores, routing, (u32)sh.launches);
     return;
   }
 
@@ -1332,7 +1170,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const Scale scale = scale_of_peak(peak * factor);
       store_f16<HIDDEN>(sh, x, factor * scale.factor);
       undo = scale.undo;
-      if (tid == 0) sh.level = level_of(factor);  // the same in every CTA
       if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
       consumer_sync();
     }
@@ -1379,8 +1216,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       while (query_tile < query_end) {
         float low_row, high_row;
-        tiles.begin(ring);
-        tiles.take(ring, false, low_row, high_row);
+        tiles.take(ring, low_row, high_row);
         store_sums(sh, half, low_row, high_row);
         consumer_sync();
         if (query_tile < kAbsorbSteps) {
@@ -1651,7 +1487,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       constexpr int kWidth = HEADS * V_DIM;
       float4 x[kVectors<kWidth>];
-      const u16 own_gain = reinterpret_cast<const u16*>(entry[kFfnNorm])[own.low * 16 + min(tid, own_rows - 1)];
       await_vector<kWidth>(sh, x, attended, tag);
       float peak = 0.0f;
 #pragma unroll
@@ -1663,42 +1498,60 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       stamp(lanes, record + kOut, 1);
       Fp8Tile<kOutUnits> tiles;
       tiles.load(act);
-      tiles.begin(ring);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row, high_row;
-        tiles.take(ring, (tile + 1) * 16 < own_rows, low_row, high_row);
+        tiles.take(ring, low_row, high_row);
         store_sums(sh, half + tile, low_row, high_row);
       }
       consumer_sync();
       if (tid < own_rows) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
       half = PIECES - half;
       exchange();
-      if (tid < own_rows) {
-        publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
-        sh.gained[tid] = sh.own[tid] * ptx::bf16_value(own_gain);
-      }
+      if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }
     stamp(lanes, record + kOut, 2);
 
-    // --- gate_up: this CTA's rows scored, the shared or dense FFN in quarters, then the chosen experts ---
+    // --- gate_up: this CTA's experts scored, the shared or dense FFN in quarters, then the chosen experts ---
     stamp(lanes, record + kGateUp, 0);
     refresh();
     {
       float4 x[kVectors<HIDDEN>];
       uint2 gain[kVectors<HIDDEN>];
       load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
-      if (!dense) {  // while x_mid comes
-        consumer_sync();
-        add_scores(ring, sh, scores + cta % SCORE_COPIES * EXPERTS, own.high - own.low);
-        if (tid == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
-      }
       await_vector<HIDDEN>(sh, x, x_mid, tag);
-      float peak;
-      const float rms = normalise<HIDDEN>(sh, x, gain, peak);
-      if (!dense && tid == 0) {
-        sh.rms = rms;
-        ptx::mbar_arrive(ptx::smem_addr(&sh.normed));
+      float sum, peak;
+      apply_gain<HIDDEN>(x, gain, sum, peak);
+      if (!dense) {
+        float dot[kScored];
+#pragma unroll
+        for (int r = 0; r < kScored; ++r) {
+          dot[r] = 0.0f;
+          if (cta + r * GRID < EXPERTS) {
+            ptx::mbar_wait(ring.full_bar(), ring.parity);
+#pragma unroll
+            for (int i = 0; i < kVectors<HIDDEN>; ++i)
+              if (has_vector<HIDDEN>(i)) {
+                const uint2 w = ptx::lds64(ring.address() + (tid + i * kConsumers) * 8);
+                dot[r] = fmaf(x[i].x, ptx::bf16_low(w.x), fmaf(x[i].y, ptx::bf16_high(w.x), dot[r]));
+                dot[r] = fmaf(x[i].z, ptx::bf16_low(w.y), fmaf(x[i].w, ptx::bf16_high(w.y), dot[r]));
+              }
+            release_stage(ring);
+            ring.next();
+          }
+        }
+#pragma unroll
+        for (int r = 0; r < kScored; ++r) {
+          dot[r] = warp_sum(dot[r]);
+          if (lane == 0) sh.dots[r * WARPS + warp] = dot[r];
+        }
+      }
+      reduce(sh, sum, peak);
+      const float rms = rsqrtf(sum * (1.0f / HIDDEN) + (EPS));
+      if (!dense && warp == 0) {
+        if (lane < kScored && cta + lane * GRID < EXPERTS)
+          publish(scores + cta + lane * GRID, __fdividef(1.0f, 1.0f + __expf(-sum_warps(sh.dots + lane * WARPS) * rms)), kind_tag);
+        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
       }
       const Scale scale = scale_of_peak(peak * rms);
       store_f16<HIDDEN>(sh, x, rms * scale.factor);
@@ -1706,7 +1559,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       consumer_sync();
     }
     stamp(lanes, record + kGateUp, 1);
-    float low_mine = 0.0f, high_mine = 0.0f;  // the shared expert's share of down: in the t-th lane of a quad, of the t-th tile
     {
       const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
       u32* feed = dense ? feed_dense : feed_shared;
@@ -1719,8 +1571,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
           float low_row, high_row;
           tiles.load(act + task % kFeedParts * (kFeedUnits * 256));
-          tiles.begin(ring);
-          tiles.take(ring, false, low_row, high_row);
+          tiles.take(ring, low_row, high_row);
           store_sums(sh, half + pieces, low_row, high_row);
         }
         consumer_sync();
@@ -1734,7 +1585,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       // what this FFN's gate lets through, for down: a thread keeps its own, and the experts' weights are not there yet anyhow
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
-      float feed_peak = 0.0f;
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
         const int vector = tid + i * kConsumers;
@@ -1748,36 +1598,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             gate = sum_of(gate, numbers(raw[2 * n]));
             up = sum_of(up, numbers(raw[2 * n + 1]));
           }
-          const float4 v = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
-          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = v;
-          feed_peak = fmaxf(feed_peak, peak_of(v));
+          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
         }
-      }
-      if (kTogether && !dense) {  // likewise the shared expert's share of down
-        const Scale scale = scale_of_peak(reduce_peak(sh, feed_peak));
-        store_feed(sh, kVectorBytes, SHARED_INTER, scale.factor);
-        consumer_sync();
-        take_fp8_tiles(ring, Fp8Lane(), act + kVectorBytes, own_rows / 16, low_mine, high_mine);
-        low_mine *= scale.undo;
-        high_mine *= scale.undo;
       }
     }
     if (!dense) {
-      constexpr bool kWhole = kUpUnits % 32 == 0;
-      auto units_of = [&](u32 at) { return kWhole ? 32 : min(32u, kUpUnits - at); };
-      auto mine_of = [&](u32 at) {  // warp, warp + WARPS, ...
-        const u32 units = units_of(at);
-        return units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;
-      };
-      auto read = [&](Fp4Share& share, u32 at) {
-        const u32 stage = ring.address();
-        share.read(
-            ring, mine_of(at), [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
-            [&](int i) { return stage + units_of(at) * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; });
-      };
       Fp4Vector vector;
-      Fp4Share share;
-      read(share, 0);
 #pragma unroll 1
       for (u32 task = cta; task < TOPK * kUpTiles;) {
         const u32 first_task = task;
@@ -1787,15 +1613,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           float low_row = 0.0f, high_row = 0.0f;
 #pragma unroll 1
           for (u32 at = 0; at < kUpUnits; at += 32) {
-            const bool last = at + 32 >= kUpUnits;
-            Fp4Share following = share;
-            const bool more = !last || task + GRID < TOPK * kUpTiles;
-            const bool there = AHEAD && more && __ballot_sync(0xffffffffu, ptx::mbar_test(ring.full_bar(), ring.parity)) == 0xffffffffu;
-            if (there) read(following, last ? 0 : at + 32);
-            vector.load(act + (at + warp) * 128, WARPS * 128, mine_of(at));
-            share.multiply(vector, mine_of(at), low_row, high_row);
-            if (more && !there) read(following, last ? 0 : at + 32);  // memory is behind: nothing is gained by waiting first
-            share = following;
+            const u32 units = kUpUnits % 32 == 0 ? 32 : min(32u, kUpUnits - at);
+            const u32 mine = units == 32 ? kPerWarp : (u32)warp < units ? (units - warp + WARPS - 1) / WARPS : 0;  // warp, warp + WARPS, ...
+            vector.load(act + (at + warp) * 128, WARPS * 128, mine);
+            const u32 stage = ring.address();
+            take_fp4(
+                ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
+                [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
           }
           store_sums(sh, half + pieces, quad_sum(low_row), quad_sum(high_row));
         }
@@ -1820,12 +1644,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     {
       constexpr int kRouted = TOPK * INTER;
       float4 x[kVectors<kRouted>] = {};
-      const bool feeds = dense || !kTogether;  // the other FFN's activations are multiplied here
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
       float peak = 0.0f;
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i)
-        if (feeds && tid + i * kConsumers < feed_inter / 4) peak = fmaxf(peak, peak_of(*reinterpret_cast<const float4*>(sh.feed + 4 * (tid + i * kConsumers))));
+        if (tid + i * kConsumers < feed_inter / 4) peak = fmaxf(peak, peak_of(*reinterpret_cast<const float4*>(sh.feed + 4 * (tid + i * kConsumers))));
       if (!dense) {
         await_vector<kRouted>(sh, x, inter, kind_tag);
 #pragma unroll
@@ -1834,7 +1657,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       const Scale scale = scale_of_peak(reduce_peak(sh, peak));
       if (!dense) store_f16<kRouted>(sh, x, scale.factor);
-      if (feeds) store_feed(sh, 2 * kRouted, feed_inter, scale.factor);
+#pragma unroll
+      for (int i = 0; i < kFeedVectors; ++i) {
+        const int vector = tid + i * kConsumers;
+        if (vector < feed_inter / 4) {
+          const float4 v = *reinterpret_cast<const float4*>(sh.feed + 4 * vector);
+          reinterpret_cast<uint2*>(sh.act)[kRouted / 4 + vector] =
+              make_uint2(ptx::pack_f16(v.x * scale.factor, v.y * scale.factor), ptx::pack_f16(v.z * scale.factor, v.w * scale.factor));
+        }
+      }
       undo = scale.undo;
       consumer_sync();
     }
@@ -1844,28 +1675,20 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (dense) {
         Fp8Tile<kDenseUnits> tiles;
         tiles.load(act + kFeed);
-        tiles.begin(ring);
 #pragma unroll 1
         for (int tile = 0; tile < own_rows / 16; ++tile) {
           float low_row, high_row;
-          tiles.take(ring, (tile + 1) * 16 < own_rows, low_row, high_row);
+          tiles.take(ring, low_row, high_row);
           store_sums(sh, half + tile, low_row * undo, high_row * undo);
         }
       } else {
         const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
         const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
         const Fp8Lane mine;
+        float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
+        if (kTogether) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, low_mine, high_mine);
         Fp4Vector vector;
         vector.load(act + first_unit * 128, 128, units);
-        auto read = [&](Fp4Share& share) {
-          const u32 stage = ring.address();
-          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
-          share.read(
-              ring, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
-              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; });
-        };
-        Fp4Share share;
-        if (kTogether) read(share);
 #pragma unroll 1
         for (int tile = 0; tile < own_rows / 16; ++tile) {
           float low_row = 0.0f, high_row = 0.0f, low_feed = 0.0f, high_feed = 0.0f;
@@ -1873,20 +1696,15 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             low_feed = __shfl_sync(0xffffffffu, low_mine, (lane & 28) + tile);
             high_feed = __shfl_sync(0xffffffffu, high_mine, (lane & 28) + tile);
           }
-          Fp4Share following = share;
-          if (!kTogether)
-            read(share);  // FP8 stages stand between
-          else if ((tile + 1) * 16 < own_rows)
-            read(following);
-          share.multiply(vector, units, low_row, high_row);
-          if (kTogether) share = following;
-          if (!kTogether) {
-            take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
-            low_feed *= undo;
-            high_feed *= undo;
-          }
-          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed),
-                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed));
+          const u32 stage = ring.address();
+          auto base = [&](int i) { return stage + (first_unit + i) / kDownUnits * kExpertTile; };
+          take_fp4(
+              ring, vector, units, [&](int i) { return base(i) + (first_unit + i) % kDownUnits * mxfp4::kUnitWeightBytes; },
+              [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
+              low_row, high_row);
+          if (!kTogether) take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
+          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
+                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
         }
       }
       consumer_sync();

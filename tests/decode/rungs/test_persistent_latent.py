@@ -36,7 +36,7 @@ from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import fp8_tiles, mxfp4_tiles, persistent_layout
 from workbench.kernels import persistent_latent as kernel
-from workbench.kernels.latent_shape import LatentLayer, check_weights, unpack_router
+from workbench.kernels.latent_shape import LatentLayer, check_weights
 from workbench.kernels.mxfp4_layout import restore
 from workbench.scenario import parse_scenario
 
@@ -133,7 +133,7 @@ def test_every_tile_unpacks_to_the_target_s_tensors(index: int) -> None:
     assert layer.gate_up is not None
     assert layer.down is not None
     assert layer.correction is not None
-    assert torch.equal(unpack_router(layer.router), ffn.router.weight)
+    assert torch.equal(layer.router, ffn.router.weight)
     assert torch.equal(layer.correction, cast("Tensor", ffn.correction).float())
     experts = packed[index - 1]
     got_up = mxfp4_tiles.unpack_tiles(layer.gate_up, 512, order="halves")

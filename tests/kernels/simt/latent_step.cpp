@@ -12,16 +12,6 @@ inline void f16_of_e4m3(u32 word, u32& first, u32& second) {
   first = f16_of_code(word & 0xff) | f16_of_code(word >> 8 & 0xff) << 16;
   second = f16_of_code(word >> 16 & 0xff) | f16_of_code(word >> 24) << 16;
 }
-inline void red_relaxed_u64(u64* address, u64 value) { *address += value; }
-inline void ldg_pair_relaxed(u64 (&pair)[2], const u64* address) {
-  simt::yield("scores", 0);
-  for (int i = 0; i < 2; ++i) pair[i] = address[i];
-}
-inline bool mbar_test(u32 bar, u32 parity) {
-  simt::yield("test", bar);
-  return simt::mbarrier(bar).phase != parity;
-}
-inline u64 to_integer(float value) { return (u64)std::llrint(value); }
 }  // namespace ptx
 
 #include "persistent_latent.cu"

@@ -109,11 +109,9 @@ def test_source_on_the_cpu_with_tiles_of_two_stages_and_of_three(build_kernel: B
 
 
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
-    """Prefetching, the stand-in for collectives, who polls, how many sums a score has, reading ahead."""
+    """Prefetching, the stand-in for collectives, who polls."""
     plan = plan_for(BARE, 9)
-    slow = replace(
-        plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, in_flight_burst=1, gate=1, score_copies=3, ahead=False
-    )
+    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, gate=1)
     pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 

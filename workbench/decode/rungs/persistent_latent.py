@@ -24,7 +24,7 @@ from workbench.decode.rungs.persistent_wide import CARD_SMS
 from workbench.decode.spec import MLA, ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import fp8_tiles, persistent_layout
-from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights, pack_router
+from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights
 from workbench.kernels.mxfp4_retile import retile
 from workbench.kernels.persistent_latent import PHASES, LatentEngine, LatentPlan, make_plan
 from workbench.kernels.persistent_shape import rope_table
@@ -128,7 +128,7 @@ def _layer(name: str, block: Block, *, experts: PackedExperts | None) -> LatentL
         kv_norm=attention.kv_a_norm.weight.detach(),
         index_norm=None if owned is None else _index_norm(owned),
         ffn_norm=block.ffn_norm.weight.detach(),
-        router=None if routed is None else pack_router(routed.router.weight),
+        router=None if routed is None else routed.router.weight.detach(),
         correction=_correction(routed),
         gate_up=None if experts is None else retile(*experts.gate_up),
         down=None if experts is None else retile(*experts.down),
