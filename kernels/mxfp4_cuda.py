@@ -75,17 +75,11 @@ class Plan:
     exchange: Exchange = "counters"
     decode: int = 0
     lean: bool = False
-    late: bool = False
-    apart: bool = False
     lanes: bool = False
 
     def __post_init__(self) -> None:
         if self.exchange == "marks" and self.combine != "ordered":
             raise InputError(f"exchange 'marks' goes with combine 'ordered', not {self.combine!r}")
-        if self.late and self.exchange != "marks":
-            raise InputError(f"late goes with exchange 'marks', not {self.exchange!r}")
-        if self.apart and not self.late:
-            raise InputError("apart goes with late, which is False")
         if not 0 <= self.probe <= 4:
             raise InputError(f"probe must be 0 to 4, not {self.probe}")
         if self.in_flight and not 0 < self.in_flight < self.stages:
@@ -222,8 +216,6 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "EXCHANGE": _EXCHANGE[plan.exchange],
         "DECODE": plan.decode,
         "LEAN": int(plan.lean),
-        "LATE": int(plan.late),
-        "APART": int(plan.apart),
         "LANES": int(plan.lanes),
     }
 

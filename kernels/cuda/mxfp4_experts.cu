@@ -15,10 +15,6 @@
 //                                  its parts. 1 (PHASES 3, COMBINE 0): the data themselves. A word that is not there yet holds the mark, all
 //                                  bits one, which no sum of the kernel is; a warp of down waits for its slice of one slot only, and each
 //                                  CTA sums an equal share of the output
-//   LATE                           of down (marks). 1: a CTA has two shares, of the early slots' tiles and of the last slots' (a quarter, one at least),
-//                                  and publishes its gate-up in two parts, so that the exchange of the last slots goes on behind the early ones' down
-//   APART                          of gate-up's sums (LATE). 1: for the first one only the warps that sum wait, for the next others sum, and down
-//                                  starts without waiting for these
 //   IN_FLIGHT                      most stages of a CTA that are asked for and not there yet; 0: the whole ring
 //   COPY_BYTES                     most bytes a bulk copy (mxfp4.cuh)
 //   PROBE                          0 off; else wrong results. 1 stream only: no arithmetic, what the copy pipeline alone takes; 2 loads only:
@@ -46,12 +42,6 @@
 #ifndef EXCHANGE
 #define EXCHANGE 0
 #endif
-#ifndef LATE
-#define LATE 0
-#endif
-#ifndef APART
-#define APART 0
-#endif
 #ifndef LANES
 #define LANES 0
 #endif
@@ -62,13 +52,11 @@ constexpr int kT = TOKENS <= 1 ? 1 : TOKENS <= 2 ? 2 : TOKENS <= 4 ? 4 : 8;
 constexpr int kMaxSlots = TOKENS * TOPK < EXPERTS ? TOKENS * TOPK : EXPERTS;
 constexpr int kConsumers = WARPS * 32;
 constexpr int kThreads = kConsumers + 32;
-constexpr int kConsumerBarrier = 1, kListBarrier = 2, kFirstSumBarrier = 3;
+constexpr int kConsumerBarrier = 1, kListBarrier = 2;
 constexpr bool kMarks = EXCHANGE == 1;
 static_assert(!kMarks || (PHASES == 3 && COMBINE == 0), "marks: one launch, ordered");
-static_assert((!LATE || kMarks) && (!APART || LATE), "LATE goes with marks, APART with LATE");
 constexpr int kGateUpItems = (GU_PT * 8 * TOKENS + kConsumers - 1) / kConsumers;  // rows of a sum that a thread finishes
 constexpr int kDownItems = (DN_PT * 16 * TOKENS + kConsumers - 1) / kConsumers;
-constexpr int kSumWarps = (GU_PT * 8 * TOKENS + 31) / 32 < WARPS ? (GU_PT * 8 * TOKENS + 31) / 32 : WARPS;  // that have rows in a sum of gate-up
 constexpr u64 kWatchdogNs = 200000000ull;  // a grid barrier that takes longer is a deadlock: flag it and go on
 constexpr int kHidden = DN_TILES * 16;
 constexpr int kInter = GU_TILES * 8;
@@ -90,81 +78,21 @@ struct Share {
   bool split;  // ranges may start inside a tile
 };
 
-// A share's bounds, cta * total / grid. 32 bits hold it: slices * CTAs is below 2^26 for 32 slots of 400 row tiles of 15 slices over 132.
-#if LATE
-using Bounds = u32;
-#else
-using Bounds = u64;
-#endif
-
 __device__ __forceinline__ Share share_of(int slots, int tiles, int wk, u32 cta, u32 grid) {
   Share s;
   s.split = (u32)(slots * tiles) >= grid;
   s.total = (u32)(slots * tiles) * (s.split ? wk : 1);
   const u32 unit = s.split ? 1 : wk;
-  s.low = (u32)((Bounds)cta * s.total / grid) * unit;
-  s.high = (u32)((Bounds)(cta + 1) * s.total / grid) * unit;
+  s.low = (u32)((u64)cta * s.total / grid) * unit;
+  s.high = (u32)((u64)(cta + 1) * s.total / grid) * unit;
   return s;
 }
 // How many CTAs hold a part of this tile (1 or 2: a split share is at least one tile long).
 __device__ __forceinline__ u32 parts_of(const Share& s, u32 tile, int wk, u32 grid) {
   if (!s.split) return 1;
+  // 32 bits hold it: slices * CTAs is below 2^26 for 32 slots of 400 row tiles of 15 slices over 132.
   return ((tile * wk + wk) * grid - 1) / s.total - ((tile * wk + 1) * grid - 1) / s.total + 1;
 }
-
-#if LATE
-__device__ __forceinline__ int early_slots(int slots) { return slots - max(1, slots / 4); }
-#endif
-
-// A CTA's row tiles of down, each by its step, and their slices low to high (of a slot). Without LATE a step is a tile; with it the steps before
-// `late_first` are the early slots' tiles, the others the late slots'.
-struct DownWork {
-#if LATE
-  Share early, late;
-  int slots_early;
-  u32 late_first, late_end;  // steps
-
-  __device__ __forceinline__ DownWork(int slots, u32 cta, u32 grid) {
-    slots_early = early_slots(slots);
-    early = share_of(slots_early, DN_TILES, DN_WK, cta, grid);
-    late = share_of(slots - slots_early, DN_TILES, DN_WK, cta, grid);
-    late.low += slots_early * DN_TILES * DN_WK;
-    late.high += slots_early * DN_TILES * DN_WK;
-    late_first = early.high > early.low ? (early.high + DN_WK - 1) / DN_WK - early.low / DN_WK : 0;
-    late_end = late_first + (late.high > late.low ? (late.high + DN_WK - 1) / DN_WK - late.low / DN_WK : 0);
-  }
-  __device__ __forceinline__ u32 first() const { return 0; }
-  __device__ __forceinline__ u32 end() const { return late_end; }
-  __device__ __forceinline__ u32 tile(u32 step) const { return step < late_first ? early.low / DN_WK + step : late.low / DN_WK + (step - late_first); }
-  __device__ __forceinline__ u32 low(u32 slot) const { return (int)slot < slots_early ? early.low : late.low; }
-  __device__ __forceinline__ u32 high(u32 slot) const { return (int)slot < slots_early ? early.high : late.high; }
-  __device__ __forceinline__ u32 parts(u32 tile, u32 grid) const {
-    const u32 before = slots_early * DN_TILES;
-    return tile < before ? parts_of(early, tile, DN_WK, grid) : parts_of(late, tile - before, DN_WK, grid);
-  }
-  // The slot that a CTA with work needs first; and after another, or -1.
-  __device__ __forceinline__ int first_slot() const { return (int)(tile(0) / DN_TILES); }
-  __device__ __forceinline__ int slot_after(int slot) const {
-    const u32 high = slot < slots_early ? early.high : late.high;
-    if (((u32)slot + 1) * DN_TILES * DN_WK < high) return slot + 1;
-    return slot < slots_early && late_first < late_end ? (int)(late.low / (DN_TILES * DN_WK)) : -1;
-  }
-  // Whether the late slots' activation should be asked for again: from the last but one stage of the early ones on.
-  __device__ __forceinline__ bool nearly_late(u32 step) const { return step < late_first && step + 2 * DN_TPS >= late_first; }
-#else
-  Share share;
-
-  __device__ __forceinline__ DownWork(int slots, u32 cta, u32 grid) {
-    share = share_of(slots, DN_TILES, DN_WK, cta, grid);
-  }
-  __device__ __forceinline__ u32 first() const { return share.low / DN_WK; }
-  __device__ __forceinline__ u32 end() const { return (share.high + DN_WK - 1) / DN_WK; }
-  __device__ __forceinline__ u32 tile(u32 step) const { return step; }
-  __device__ __forceinline__ u32 low(u32) const { return share.low; }
-  __device__ __forceinline__ u32 high(u32) const { return share.high; }
-  __device__ __forceinline__ u32 parts(u32 tile, u32 grid) const { return parts_of(share, tile, DN_WK, grid); }
-#endif
-};
 using Ring = StageRing<STAGES, STAGE_BYTES, IN_FLIGHT>;
 
 // When a CTA did what, with LANES: u64 [CTAs][first consumer warp, last one, producer][kStamps], written by one thread each. The clock is the
@@ -284,9 +212,9 @@ __device__ __forceinline__ void produce_gate_up(Ring& ring, Stamps& stamps, cons
 }
 
 template <int UNITS, int WK, int TPS>
-__device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const DownWork& work, const u8* weights, const int* slot_expert, int tiles, u64 policy) {
+__device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Share& share, const u8* weights, const int* slot_expert, int tiles, u64 policy) {
   constexpr u32 kTile = UNITS * mxfp4::kUnitBytes;
-  const u32 first = work.first(), end = work.end();
+  const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
   for (u32 tile = first; tile < end; tile += TPS) {
     const u32 count = min((u32)TPS, end - tile);
     stamps.await_empty(ring, kDownEmpty);
@@ -295,13 +223,9 @@ __device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const DownWo
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {  // first count the bytes, then issue
       for (u32 k = 0; k < count; ++k) {
-#if LATE
-        const u32 here = work.tile(tile + k), at = here * WK, slot = here / tiles, row = here % tiles;
-#else
         const u32 at = (tile + k) * WK, slot = (tile + k) / tiles, row = (tile + k) % tiles;
-#endif
-        const int s0 = work.low(slot) > at ? (int)(work.low(slot) - at) : 0;
-        const int s1 = work.high(slot) < at + WK ? (int)(work.high(slot) - at) : WK;
+        const int s0 = share.low > at ? (int)(share.low - at) : 0;
+        const int s1 = share.high < at + WK ? (int)(share.high - at) : WK;
         bytes += load_slices<UNITS, WK>(ring, k * kTile, weights + ((u64)slot_expert[slot] * tiles + row) * kTile, s0, s1, policy, pass == 0);
       }
       if (pass == 0) ptx::mbar_expect(ring.full_bar(), bytes);
@@ -356,7 +280,7 @@ struct Slicer {
   uint4 raw[decltype(x)::kGroups];
   int asked = -1;
   template <bool MARKED>
-  __device__ __forceinline__ void load_slot(const u16* source, int slot, int next, u32* error, Stamps& stamps) {  // next: LATE the next slot or -1, else slots
+  __device__ __forceinline__ void load_slot(const u16* source, int slot, int slots, u32* error, Stamps& stamps) {
     const u16* at = source + (u64)slot * TOKENS * UNITS * 64;
     const u32 before = stamps.clock();
     if (asked != slot) x.template fetch<MARKED>(raw, at, UNITS * 64, TOKENS, first_unit * 64, units);
@@ -370,25 +294,11 @@ struct Slicer {
       }
     stamps.waited_since(before, kMarksWait);
     x.take(raw);
-#if LATE
-    if (kT == 1 && next >= 0) ask(source, next);
-#else
-    if (kT == 1 && slot + 1 < next) {
+    if (kT == 1 && slot + 1 < slots) {
       x.template fetch<MARKED>(raw, at + TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
       asked = slot + 1;
     }
-#endif
   }
-#if LATE
-  __device__ __forceinline__ void ask(const u16* source, int slot) {
-    asked = slot;
-    x.template fetch<true>(raw, source + (u64)slot * TOKENS * UNITS * 64, UNITS * 64, TOKENS, first_unit * 64, units);
-  }
-  // Once more, if a word was not there.
-  __device__ __forceinline__ void ask_again(const u16* source) {
-    if (__ballot_sync(0xffffffffu, has_mark()) != 0) ask(source, asked);
-  }
-#endif
   __device__ __forceinline__ bool has_mark() const {
     bool any = false;
 #pragma unroll
@@ -439,32 +349,22 @@ struct Slicer {
   }
 };
 
-// With LATE a sum ends with the round in which the early slots are complete; before_last() runs before the last sum's warps meet.
 // prepare(first task) runs on every consumer thread before a sum's first arithmetic (what finish needs from memory is asked for there),
 // finish(first task, tasks, buffer) when the warps' sums of up to GU_PT tiles are in that buffer.
-template <typename Prepare, typename Finish, typename BeforeLast>
-__device__ __forceinline__ void consume_gate_up(Ring& ring, Stamps& stamps, Shared& sh, int slots, const u16* source, Prepare prepare, Finish finish,
-                                                BeforeLast before_last) {
+template <typename Prepare, typename Finish>
+__device__ __forceinline__ void consume_gate_up(Ring& ring, Stamps& stamps, Shared& sh, int slots, const u16* source, Prepare prepare, Finish finish) {
   static_assert(GU_PT % GU_TPS == 0, "a reduction must cover whole stages");
   static_assert(GU_TPS * Slicer<GU_UNITS, GU_WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
   Slicer<GU_UNITS, GU_WK> slicer;
   slicer.keep_addresses(ring);
   if (slicer.active) slicer.load(source);
   int buffer = 0;
-#if LATE
-  const u32 rounds = ((early_slots(slots) * GU_TILES + GU_TPS - 1) / GU_TPS + gridDim.x - 1) / gridDim.x, early_end = rounds * gridDim.x;
-#endif
   for (u32 task = blockIdx.x; task < gate_up_tasks(slots); buffer ^= 1) {
     const u32 first = task;
     int stages = 0;
-#if LATE
-    const u32 stop = first < early_end ? min(early_end, gate_up_tasks(slots)) : gate_up_tasks(slots);
-#else
-    const u32 stop = gate_up_tasks(slots);
-#endif
     prepare(first);
     float* part = sh.part + buffer * kPartFloats;
-    for (; stages < GU_PT / GU_TPS && task < stop; ++stages, task += gridDim.x) {
+    for (; stages < GU_PT / GU_TPS && task < gate_up_tasks(slots); ++stages, task += gridDim.x) {
       stamps.await_full(ring, kGateUpStages, task == blockIdx.x, kFirstFull);
       if (Slicer<GU_UNITS, GU_WK>::kLean && GU_TPS == 1 && PROBE != 1 && PROBE != 2)
         slicer.lean_stage(ring, part);
@@ -473,23 +373,7 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Stamps& stamps, Shar
       part += GU_TPS * GU_WK * 16 * kT;
     }
     stamps.stamp_warp(kGateUpProducts);
-#if LATE
-    if (task >= gate_up_tasks(slots)) before_last();
-#endif
-#if APART
-    // Only the first sum, whose buffer nobody has written to before: where all meet for the next one it has been read.
-    if (first == blockIdx.x && task < gate_up_tasks(slots)) {
-      __syncwarp();
-      if ((int)(threadIdx.x >> 5) >= WARPS - kSumWarps)
-        ptx::named_sync(kFirstSumBarrier, kConsumers);
-      else
-        ptx::named_arrive(kFirstSumBarrier, kConsumers);
-    } else {
-      ptx::named_sync(kConsumerBarrier, kConsumers);
-    }
-#else
     ptx::named_sync(kConsumerBarrier, kConsumers);
-#endif
     stamps.stamp(kGateUpMet);
     finish(first, stages, buffer);
   }
@@ -497,47 +381,34 @@ __device__ __forceinline__ void consume_gate_up(Ring& ring, Stamps& stamps, Shar
   stamps.stamp_warp(kGateUpPublished);
 }
 
-// Down: a CTA's steps. prepare(first step, steps) before a sum's tiles, finish(first step, steps, buffer) after them; buffer: the first one.
-template <int BATCH, typename Prepare, typename Finish>
-__device__ __forceinline__ void consume_down(Ring& ring, Stamps& stamps, Slicer<DN_UNITS, DN_WK>* prepared, const DownWork& work, const u16* source, int slots,
-                                             float* part, int buffer, u32* error, Prepare prepare, Finish finish) {
-  using Down = Slicer<DN_UNITS, DN_WK>;
-  static_assert(BATCH % DN_TPS == 0, "a reduction must cover whole stages");
-  static_assert(DN_TPS * Down::kTile <= STAGE_BYTES, "a stage must hold its tiles");
-  const u32 first = work.first(), end = work.end();
-#if LATE
-  Down& slicer = *prepared;
-#else
-  Down slicer;
-#endif
+// Down: a contiguous share. prepare(first tile, tiles) before a sum's tiles, finish(first tile, tiles, buffer) after them.
+template <int UNITS, int WK, int TPS, int BATCH, typename Prepare, typename Finish>
+__device__ __forceinline__ void consume(Ring& ring, Stamps& stamps, const Share& share, const u16* source, int slots, int tiles, float* part, u32* error, Prepare prepare, Finish finish) {
+  static_assert(BATCH % TPS == 0, "a reduction must cover whole stages");
+  static_assert(TPS * Slicer<UNITS, WK>::kTile <= STAGE_BYTES, "a stage must hold its tiles");
+  const u32 first = share.low / WK, end = (share.high + WK - 1) / WK;
+  Slicer<UNITS, WK> slicer;
   slicer.keep_addresses(ring);
   int slot = -1;
+  int buffer = 0;
   for (u32 batch = first; batch < end; batch += BATCH) {
     const u32 batch_end = min(batch + BATCH, end);
     prepare(batch, (int)(batch_end - batch));
-    for (u32 step = batch; step < batch_end; step += DN_TPS) {
-      const u32 tile = work.tile(step);
-      stamps.await_full(ring, kDownStages, step == first, kDownFirstFull);
-#if LATE
-      if (kT == 1 && PROBE != 4 && slicer.asked >= work.slots_early && work.nearly_late(step)) slicer.ask_again(source);
-#endif
+    for (u32 tile = batch; tile < batch_end; tile += TPS) {
+      stamps.await_full(ring, kDownStages, tile == first, kDownFirstFull);
       // All of the tile's slices, of the slot whose activation is there: the branch that the others share is not taken.
-      if (Down::kLean && DN_TPS == 1 && PROBE != 1 && PROBE != 2 && tile * DN_WK >= work.low(tile / DN_TILES) && (tile + 1) * DN_WK <= work.high(tile / DN_TILES) &&
-          (int)(tile / DN_TILES) == slot) {
-        slicer.lean_stage(ring, part + buffer * kPartFloats + (step - batch) * DN_WK * 16 * kT);
+      if (Slicer<UNITS, WK>::kLean && TPS == 1 && PROBE != 1 && PROBE != 2 && tile * WK >= share.low && (tile + 1) * WK <= share.high &&
+          (int)(tile / tiles) == slot) {
+        slicer.lean_stage(ring, part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT);
         continue;
       }
-      slicer.stage(ring, DN_TPS == 1 ? 1 : min((u32)DN_TPS, batch_end - step), part + buffer * kPartFloats + (step - batch) * DN_WK * 16 * kT, [&](u32 k) {
-        const u32 here = work.tile(step + k), index = here * DN_WK + slicer.slice;
-        if (index < work.low(here / DN_TILES) || index >= work.high(here / DN_TILES)) return false;
-        if ((int)(here / DN_TILES) != slot) {
+      slicer.stage(ring, TPS == 1 ? 1 : min((u32)TPS, batch_end - tile), part + buffer * kPartFloats + (tile - batch) * WK * 16 * kT, [&](u32 k) {
+        const u32 index = (tile + k) * WK + slicer.slice;
+        if (index < share.low || index >= share.high) return false;
+        if ((int)((tile + k) / tiles) != slot) {
           const bool first_slot = slot < 0;
-          slot = here / DN_TILES;
-#if LATE
-          slicer.template load_slot<kMarks>(source, slot, work.slot_after(slot), error, stamps);
-#else
+          slot = (tile + k) / tiles;
           slicer.template load_slot<kMarks>(source, slot, slots, error, stamps);
-#endif
           if (first_slot) stamps.stamp(kDownProducts0);
         }
         return true;
@@ -648,7 +519,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       const u64 policy = ptx::policy_evict_first();
       if (PHASES & 1) produce_gate_up(ring, stamps, sh, slots, gate_up, policy);
 #if PHASES & 2
-      produce<DN_UNITS, DN_WK, DN_TPS>(ring, stamps, DownWork(slots, cta, grid), down, sh.slot_expert, DN_TILES, policy);
+      produce<DN_UNITS, DN_WK, DN_TPS>(ring, stamps, share_of(slots, DN_TILES, DN_WK, cta, grid), down, sh.slot_expert, DN_TILES, policy);
 #endif
       stamps.close();
     }
@@ -671,24 +542,14 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   const int slots = sh.slots;
   weigh_slots(sh, slots, ids, routing);
 
-#if LATE
-  const DownWork work(slots, cta, grid);
-  Slicer<DN_UNITS, DN_WK> early_slicer, *const down_slicer = &early_slicer;
-  int down_buffer = 0;
-#endif
 #if PHASES & 1
   {
-    // The thread's place among a sum's rows: the first warps', with APART the last ones' and for later sums those before them.
-    auto place_of = [&](u32 first) {
-      const u32 turn = !APART ? 0u : first == cta ? kSumWarps : 2 * kSumWarps;
-      return APART ? (int)((threadIdx.x + turn * 32) % kConsumers) : (int)threadIdx.x;
-    };
     u16 gate_bias[kGateUpItems] = {}, up_bias[kGateUpItems] = {};  // as they come, so that nothing waits for them
     auto prepare = [&](u32 first) {
 #if HAS_BIAS
 #pragma unroll
       for (int i = 0; i < kGateUpItems; ++i) {
-        const int item = place_of(first) + i * kConsumers, piece = item / (8 * TOKENS);
+        const int item = threadIdx.x + i * kConsumers, piece = item / (8 * TOKENS);
         const u32 tile = (first + piece / GU_TPS * grid) * GU_TPS + piece % GU_TPS;
         if (piece >= GU_PT || tile >= slots * GU_TILES) continue;
         const u16* bias = gate_up_bias + ((u64)sh.slot_expert[tile / GU_TILES] * GU_TILES + tile % GU_TILES) * 16 + item % 8;
@@ -701,7 +562,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
       const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
       for (int i = 0; i < kGateUpItems; ++i) {
-        const int item = place_of(first) + i * kConsumers;
+        const int item = threadIdx.x + i * kConsumers;
         const int channel = item % 8, token = item / 8 % TOKENS, piece = item / (TOKENS * 8);
         const u32 tile = (first + piece / GU_TPS * grid) * GU_TPS + piece % GU_TPS;
         const bool mine = piece < stages * GU_TPS && tile < slots * GU_TILES;
@@ -720,20 +581,11 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
           ptx::store_relaxed(
               reinterpret_cast<u32*>(inter + ((u64)(tile / GU_TILES) * TOKENS + token) * kInter + tile % GU_TILES * 8 + channel), bits);
       }
-#if APART
-      down_buffer = buffer ^ 1;
-#endif
-    }, [&] {
-#if LATE
-      if (kT == 1 && PROBE != 1 && work.first() < work.end() && early_slicer.active) early_slicer.ask(inter, work.first_slot());
-#endif
     });
   }
 #endif
 #if PHASES == 3
-#if !APART  // else down starts in the buffer of the sum before the last, which is over
   ptx::named_sync(kConsumerBarrier, kConsumers);
-#endif
   if (threadIdx.x == 0) {
     if (kMarks) {
       ptx::red_inc_relaxed(counters + DN_TILES, 2 * grid - 1);
@@ -745,11 +597,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
   if (!kMarks) ptx::named_sync(kConsumerBarrier, kConsumers);
 #endif
 #if PHASES & 2
-#if !LATE
-  const DownWork work(slots, cta, grid);
-  constexpr int down_buffer = 0;
-  Slicer<DN_UNITS, DN_WK>* const down_slicer = nullptr;
-#endif
+  const Share down_share = share_of(slots, DN_TILES, DN_WK, cta, grid);
   u16 bias[kDownItems] = {};
   auto prepare = [&](u32 first, int count) {
 #if HAS_BIAS
@@ -757,23 +605,23 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
     for (int i = 0; i < kDownItems; ++i) {
       const int item = threadIdx.x + i * kConsumers, tile = item / (16 * TOKENS);
       if (tile >= count) continue;
-      const u32 of_all = work.tile(first + tile), slot = of_all / DN_TILES, row_tile = of_all % DN_TILES;
+      const u32 slot = (first + tile) / DN_TILES, row_tile = (first + tile) % DN_TILES;
       bias[i] = down_bias[((u64)sh.slot_expert[slot] * DN_TILES + row_tile) * 16 + item % 16];
     }
 #endif
   };
-  consume_down<DN_PT>(ring, stamps, down_slicer, work, inter, slots, sh.part, down_buffer, error, prepare, [&](u32 first, int count, int buffer) {
+  consume<DN_UNITS, DN_WK, DN_TPS, DN_PT>(ring, stamps, down_share, inter, slots, DN_TILES, sh.part, error, prepare, [&](u32 first, int count, int buffer) {
     const float* part = sh.part + buffer * kPartFloats;
 #pragma unroll
     for (int i = 0; i < kDownItems; ++i) {
       const int item = threadIdx.x + i * kConsumers;
       const int row = item % 16, token = item / 16 % TOKENS, tile = item / (16 * TOKENS);
       if (tile >= count) continue;
-      const u32 row_of_all = work.tile(first + tile), at = row_of_all * DN_WK;
-      const int from = work.low(row_of_all / DN_TILES) > at ? (int)(work.low(row_of_all / DN_TILES) - at) : 0;
-      const int to = work.high(row_of_all / DN_TILES) < at + DN_WK ? (int)(work.high(row_of_all / DN_TILES) - at) : DN_WK;
+      const u32 at = (first + tile) * DN_WK;
+      const int from = down_share.low > at ? (int)(down_share.low - at) : 0;
+      const int to = down_share.high < at + DN_WK ? (int)(down_share.high - at) : DN_WK;
       float sum = sum_parts<DN_WK>(part, tile, from, to, row * kT + token);
-      const u32 slot = row_of_all / DN_TILES, row_tile = row_of_all % DN_TILES;
+      const u32 slot = (first + tile) / DN_TILES, row_tile = (first + tile) % DN_TILES;
       if (HAS_BIAS && from == 0) sum += ptx::bf16_value(bias[i]);
       const float weight = sh.weight[slot * kT + token];
       sum = weight == 0.0f ? 0.0f : sum * weight;  // a token that did not choose this expert takes nothing, not even a NaN
@@ -801,7 +649,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int s = from + i;
-          const u32 pieces = s < slots ? work.parts(s * DN_TILES + at % kHidden / 16, grid) : 0;
+          const u32 pieces = s < slots ? parts_of(down_share, s * DN_TILES + at % kHidden / 16, DN_WK, grid) : 0;
 #pragma unroll
           for (u32 p = 0; p < 2; ++p)
             bits[i][p] = p < pieces ? ptx::load_relaxed(reinterpret_cast<u32*>(parts) + ((u64)s * 2 + p) * kOutputs + at) : 0u;
@@ -827,15 +675,15 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #elif COMBINE == 0
   // The CTA that brings a row tile's last part sums them all in a fixed order: the result does not depend on timing. Once a launch, after
   // the last part: a fence, a counter and a barrier for each sum would be waited for each time.
-  const u32 first = work.first();
-  const int count = (int)(work.end() - first);
+  const u32 first = down_share.low / DN_WK;
+  const int count = (int)((down_share.high + DN_WK - 1) / DN_WK - first);
   ptx::named_sync(kConsumerBarrier, kConsumers);
   for (int base = 0; base < count; base += 64) {
     const int tile = base + threadIdx.x;
     if (threadIdx.x < 64 && tile < count) {
       const u32 row_tile = (first + tile) % DN_TILES;
       u32 expected = 0;
-      for (int s = 0; s < slots; ++s) expected += work.parts(s * DN_TILES + row_tile, grid);
+      for (int s = 0; s < slots; ++s) expected += parts_of(down_share, s * DN_TILES + row_tile, DN_WK, grid);
       const bool is_last = ptx::add_acq_rel(counters + row_tile, 1) == expected - 1;
       if (is_last) counters[row_tile] = 0;
       sh.last[threadIdx.x] = is_last;
@@ -852,7 +700,7 @@ mxfp4_experts(const u16* x, const int* ids, const float* routing, const u8* gate
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int s = from + i;
-          const u32 pieces = s < slots ? work.parts(s * DN_TILES + row_tile, grid) : 0;
+          const u32 pieces = s < slots ? parts_of(down_share, s * DN_TILES + row_tile, DN_WK, grid) : 0;
 #pragma unroll
           for (int p = 0; p < 2; ++p)
             value[i][p] = (u32)p < pieces ? ptx::ldg_l2(parts + (((u64)s * 2 + p) * TOKENS + token) * kHidden + row_tile * 16 + row) : 0.0f;

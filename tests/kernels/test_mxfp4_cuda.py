@@ -99,10 +99,6 @@ def test_options_that_do_not_go_together_are_refused() -> None:
         dataclasses.replace(plan, combine="atomic")
     with pytest.raises(InputError, match="probe"):
         dataclasses.replace(plan, probe=5)
-    with pytest.raises(InputError, match="late goes with exchange 'marks'"):
-        dataclasses.replace(plan, exchange="counters", late=True)
-    with pytest.raises(InputError, match="apart"):
-        dataclasses.replace(plan, apart=True)
     with pytest.raises(InputError, match="chunk"):
         mxfp4_stream.compile_stream(mxfp4_bench.GPT_OSS, mxfp4_stream.StreamPlan(True, 4096, 4, 64, 1))
 

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -100,48 +99,6 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
     outs = [case.run(build_kernel, plan)[1] for plan in plans]
     for out in outs:
         assert torch.equal(outs[0], out)  # who waits for whom changes no bit
-
-
-EVEN = mxfp4_cuda.ExpertShape(192, 192, 8, 2, clamp=True, bias=True)  # three units a row, one for each of three warps
-PLAIN = mxfp4_cuda.ExpertShape(320, 64, 9, 8)  # down by one warp along K, several row tiles a stage
-ONE: dict[str, Any] = {"gate_up_tps": 1, "down_tps": 1}
-LEAN: dict[str, Any] = {**ONE, "lean": True, "decode": 1}
-
-
-@pytest.mark.parametrize(
-    ("shape", "tokens", "slots", "grid", "apart", "changes"),
-    [
-        (EVEN, 1, 1, 3, [True], {**ONE, "stages": 2, "in_flight": 1}),  # nothing is early
-        (EVEN, 1, 2, 3, [False, True], {**LEAN, "lanes": True}),
-        (EVEN, 1, 4, 5, [False, True], {**LEAN, "stages": 3, "lanes": True}),
-        (EVEN, 1, 4, 5, [True], {**ONE, "gate_up_pt": 4, "down_pt": 2}),  # several sums of the early slots and of down
-        (EVEN, 1, 8, 13, [True], {**LEAN, "stages": 6, "in_flight": 3}),
-        (EVEN, 1, 8, 3, [False], {**ONE, "lanes": True}),  # early shares of several slots
-        (EVEN, 1, 2, 25, [True], LEAN),  # more CTAs than late tiles, one without gate-up
-        (EVEN, 3, 2, 5, [False], {}),
-        (PLAIN, 1, 4, 3, [False], {"gate_up_tps": 3, "down_tps": 4, "lanes": True}),  # stages of early and late tiles
-        (PLAIN, 1, 8, 7, [True], {}),
-    ],
-)
-def test_late_slots_equal_float64(
-    build_kernel: Build,
-    shape: mxfp4_cuda.ExpertShape,
-    tokens: int,
-    slots: int,
-    grid: int,
-    apart: list[bool],
-    changes: dict[str, Any],
-) -> None:
-    """Two shares of down a CTA, with the first sums done apart and without: the activation of the plain pass, the
-    output to fp32 summation, the same in each launch and by whoever sums."""
-    top_k = slots if tokens == 1 else shape.top_k
-    case = Case(replace(shape, top_k=top_k), tokens, grid)
-    plan = replace(mxfp4_cuda.make_plan(case.shape, tokens, warps=3), **changes)
-    plain, _ = case.run(build_kernel, plan, launches=1)
-    results = [case.run(build_kernel, replace(plan, late=True, apart=each)) for each in apart]
-    for activation, out in results:  # bits: what no slot took still holds the mark, a NaN
-        assert torch.equal(activation.view(torch.int16), plain.view(torch.int16))
-        assert torch.equal(out, results[0][1])
 
 
 def check_stamps(lanes: torch.Tensor) -> None:
