@@ -28,6 +28,8 @@
 //
 // Code. Every warp goes through all of a layer's code each layer, and a multiprocessor keeps some 128 KB of it: so what is long is a loop that is not
 // unrolled, a wait counts its polls instead of reading a clock, and sums over warps are vectors. A layer is some 100 KB at 16 warps (it was 180).
+// Spills: 8 warps have 168 registers a thread, and the reads of two stages at once push 16 bytes of the set-up out (GLM-5.2; a few reads a step),
+// up to 36 bytes in small shapes; 16 warps have 96 and spill nothing.
 //
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
