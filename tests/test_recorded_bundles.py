@@ -70,6 +70,7 @@ def test_the_repository_holds_a_recording_for_each_use() -> None:
         "ladder-mimo-rank-h200",
         "ladder-glm-5.2-rank-h200",
         "six-signals-gpt-oss-20b-h200",
+        "counter-sets-gpt-oss-20b-h200",
         "slope-gpt-oss-20b-h200",
         "versus-sglang-gpt-oss-20b-h200",
         "sglang-qwen3-30b-dflash-h200",

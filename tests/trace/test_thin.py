@@ -43,6 +43,27 @@ def test_clean_steps_stay_and_others_are_the_first_after_warm_up(thinned: Path) 
         assert count(out, "SELECT count(*) AS n FROM steps WHERE run_pass <> 'clean' AND warmup") == [{"n": 0}]
 
 
+def test_a_variant_that_is_left_out_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Bundle.open(SOURCE) as source:
+        before = source.manifest
+        path = thin(source, tmp_path / "out", Choice(1, 1, 1, drop=("host", "syncs"), only=("splitk", "persistent")))
+        with pytest.raises(InputError, match=r"--only graphs: no such variant; one of graph, splitk"):
+            thin(source, tmp_path / "other", Choice(only=("graphs",)))
+    with Bundle.open(path) as out:
+        manifest = out.manifest
+        assert [one.name for one in manifest.variants] == ["splitk", "persistent"]
+        assert {cost.variant for cost in manifest.perturbation} == {"splitk", "persistent"}
+        assert {cost.variant for cost in before.perturbation} > {"graph"}
+        names = [one.name for one in manifest.clock.sources]
+        assert any(name.endswith(": splitk") for name in names)
+        assert not any(name.endswith((": graph", ": splitk-8")) for name in names)
+        assert count(out, "SELECT DISTINCT variant FROM counters ORDER BY ALL") == [
+            {"variant": "persistent"},
+            {"variant": "splitk"},
+        ]
+        assert "variants left out: graph, splitk-8" in manifest.notes[-1]
+
+
 def test_kept_steps_have_all_their_rows(thinned: Path) -> None:
     with Bundle.open(SOURCE) as source, Bundle.open(thinned) as out:
         kept = [row["step_id"] for row in count(out, "SELECT step_id FROM steps")]

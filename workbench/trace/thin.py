@@ -117,7 +117,18 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     digest = file_sha256(source.path / MANIFEST)
     note = f"thinned: {what}{dropped}. The source's manifest ({old.state}) has SHA-256 {digest}"
     command = [PurePath(part).name if PurePath(part).is_absolute() else part for part in old.command]
-    return msgspec.structs.replace(old, notes=[*old.notes, note], command=command, variants=variants)
+    gone = {one.name for one in old.variants} - {one.name for one in variants}
+    costs = [cost for cost in old.perturbation if cost.variant not in gone]
+    # A clock that was read for one variant is named after it.
+    sources = [one for one in old.clock.sources if one.name.rpartition(": ")[2] not in gone]
+    return msgspec.structs.replace(
+        old,
+        notes=[*old.notes, note],
+        command=command,
+        variants=variants,
+        perturbation=costs,
+        clock=msgspec.structs.replace(old.clock, sources=sources),
+    )
 
 
 def _steps(tables: dict[str, pa.Table], choice: Choice, sets: SampledSets) -> pa.Table:
