@@ -1,6 +1,6 @@
 """Takes docs/images/six-signals.png and ladder.png with the system's Chromium: ``python tests/docs/take_pictures.py``.
 
-The first is the median step of the fastest variant, from the report of the recording that `workbench demo` unpacks; the
+The first is the median step of the fastest variant, from the report of the recording with four sets of counters; the
 second is where the time of each rung goes, from that of the whole ladder, zoomed in so that eager runs out of it.
 """
 
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from workbench.cli import app
 
 IMAGES = Path(__file__).parents[2] / "docs/images"
+SIGNALS = "counter-sets-gpt-oss-20b-h200"
 WIDTH = 1280
 MARGIN = 12
 
@@ -59,11 +60,11 @@ def main() -> None:
     options = parser.parse_args()
     options.images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("gpt-oss-20b-h200", "ladder-gpt-oss-20b-h200"):
+        for name in (SIGNALS, "ladder-gpt-oss-20b-h200"):
             result = CliRunner().invoke(app, ["demo", name, "--out", str(Path(folder) / name)])
             if result.exit_code:
                 sys.exit(result.stderr)
-        take(Path(folder) / "gpt-oss-20b-h200/report.html", options.images / "six-signals.png", "timeline")
+        take(Path(folder) / SIGNALS / "report.html", options.images / "six-signals.png", "timeline")
         zoom = f"() => Plotly.relayout('step-time', {{'xaxis.range': [0, {LADDER_MS}]}})"
         ladder = options.images / "ladder.png"
         take(Path(folder) / "ladder-gpt-oss-20b-h200/report.html", ladder, "causes", zoom, 900)
