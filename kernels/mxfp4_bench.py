@@ -341,14 +341,14 @@ def variants() -> list[Variant]:
 def next_variants() -> list[Variant]:
     """The next round of docs/kernels-cuda.md: where in a pass of one token its arithmetic shows; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    both = replace(base, decode=1, lean=True)
+    plain = replace(base, decode=0, lean=False)
     plans = {
         "base": base,
         "lanes": replace(base, lanes=True),
         "stream only": replace(base, probe=1),
         "stream only, lanes": replace(base, probe=1, lanes=True),
-        "lean, decode 1": both,
-        "lean, decode 1, lanes": replace(both, lanes=True),
+        "plain": plain,
+        "plain, lanes": replace(plain, lanes=True),
         "6 stages, 3 in flight, lanes": replace(base, stages=6, in_flight=3, lanes=True),
         "loads only": replace(base, probe=2),
         "loads only, lanes": replace(base, probe=2, lanes=True),
@@ -433,7 +433,7 @@ def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
     return [
         (GPT_OSS, 1, base),
         (GPT_OSS, 1, replace(base, lanes=True)),
-        (GPT_OSS, 1, replace(base, decode=1, lean=True, lanes=True)),
+        (GPT_OSS, 1, replace(base, decode=0, lean=False, lanes=True)),
         (GPT_OSS, 1, replace(base, stages=6, in_flight=3, lanes=True)),
     ]
 

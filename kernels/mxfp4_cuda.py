@@ -130,9 +130,10 @@ def make_plan(shape: ExpertShape, tokens: int, *, warps: int = 15, stages: int |
 
     At one token the ring ends at 96 KB (four stages at least) and two stages are in flight, else three: more was
     measured slower (docs/kernels-cuda.md). CTAs wait for marks, which was measured faster at every width; two launches
-    (``phases``) and float atomics need exchange ``counters``. From three tokens on a code word is decoded in six
-    operations of the integer pipe (``decode``), below it was not measured faster. 15 consumer warps and the producer
-    make 16: with one more, the register file leaves 96 registers a thread instead of 128.
+    (``phases``) and float atomics need exchange ``counters``. At one token, and from three on, a code word is decoded
+    in six operations of the integer pipe (``decode``), at two it was not measured faster; one token's loop keeps its
+    addresses (``lean``). 15 consumer warps and the producer make 16: with one more, the register file leaves 96
+    registers a thread instead of 128.
     """
     plans = [_plan_with(shape, tokens, warps, stages, part_bytes) for part_bytes in (24576, 20480, 12288)]
     best = max(plans, key=lambda plan: min(plan.stages, 6))  # the first of equals: more rows between two reductions
@@ -175,7 +176,8 @@ def _plan_with(shape: ExpertShape, tokens: int, warps: int, stages: int | None, 
         per_sum[1],
         in_flight=max(0, min(2 if tokens == 1 else 3, depth - 1)),
         exchange="marks",
-        decode=int(padded >= 4),
+        decode=int(tokens == 1 or padded >= 4),
+        lean=tokens == 1,
     )
 
 

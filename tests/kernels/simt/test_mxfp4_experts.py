@@ -90,7 +90,7 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
     plan = mxfp4_cuda.make_plan(case.shape, tokens, warps=3)
     plans = [replace(plan, exchange="counters"), plan]
     if tokens == 1:
-        plans += [replace(plan, decode=1, lean=True) for plan in plans]
+        plans += [replace(plan, decode=0, lean=False) for plan in plans]
         plans += [replace(plan, lanes=True) for plan in plans]
     if tokens == 8:
         plans.append(replace(plans[0], decode=0))
