@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from workbench.timeline.read import columns, groups, ints, place
 from workbench.timeline.samples import Samples
 from workbench.timeline.track import SampleTrack, Weight
@@ -16,6 +18,8 @@ MAIN = tuple(
         r"ctas_per_sm|ctas_active",
         r"warps_active",
         r"sm_active|sm__cycles_active",
+        r"stalled_long_scoreboard",
+        r"instructions_per_cycle",
         r"^power",
         r"^(sm|graphics)_clock$",
     )
@@ -28,6 +32,13 @@ LABELS = {
     "ctas_per_sm": "CTAs per SM",
     "warps_active": "warps resident",
     "sm_active": "SMs active",
+    "stalled_long_scoreboard": "warps waiting for memory, a scheduler",
+    "stalled_short_scoreboard": "warps waiting for shared memory, a scheduler",
+    "instructions_per_cycle": "instructions a cycle, an SM",
+    "tensor_active": "tensor pipes active",
+    "l2_hit": "L2 hits",
+    "local_read_bytes": "local memory read",
+    "local_write_bytes": "local memory written",
     "sm_clock": "SM clock",
     "mem_clock": "memory clock",
     "memory_used": "memory used",
@@ -54,12 +65,15 @@ def read_counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator
     if not table.num_rows:
         return
     made = []
+    # What the first set has is not drawn again by default for a set that has it, too.
+    first = {name for source, name in _named(table) if "," not in source}
     for key, rows in groups(table, ("source", "name", "rank", "device", "unit"), left_out, "counters"):
         source, name, rank, device, unit = key
         start, end = ints(rows, "start_ns"), ints(rows, "end_ns")
         value = rows.column("value").to_numpy()
         order = next((at for at, pattern in enumerate(MAIN) if pattern.search(str(name))), len(MAIN))
-        weight = _weight(str(unit), order < len(MAIN))
+        whose = str(source).partition(", ")[2]
+        weight = _weight(str(unit), order < len(MAIN) and not (whose and name in first))
         if unit in BYTE_UNITS and (end > start).all():
             value, unit = value / (end - start), "GB/s"
         elif str(unit).startswith("sector") and (end > start).all():
@@ -72,15 +86,21 @@ def read_counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator
             value, unit = value / 1e9, "GB/s"
         track = SampleTrack(
             f"counter:{source}:{name}:{device}:{rank}",
-            f"{LABELS.get(str(name), str(name).replace('_', ' '))}{place(device, rank)}",
+            f"{LABELS.get(str(name), str(name).replace('_', ' '))}{place(device, rank)}"
+            + (f" (set {whose})" if whose else ""),
             "counters",
             Samples(start, end, value),
             unit,
             weight,
         )
-        made.append(((order, str(source) == "nvml", str(name), str(device)), track))
+        made.append(((order, str(source) == "nvml", str(name), whose, str(device)), track))
     for _, track in sorted(made, key=lambda one: one[0]):
         yield track
+
+
+def _named(table: pa.Table) -> set[tuple[str, str]]:
+    pairs = table.select(["source", "name"]).group_by(["source", "name"]).aggregate([]).to_pylist()
+    return {(str(row["source"]), str(row["name"])) for row in pairs}
 
 
 def _weight(unit: str, main: bool) -> Weight:
