@@ -16,21 +16,19 @@ import numpy as np
 from workbench.diagnose.columns import Columns, Flags, Floats
 from workbench.diagnose.facts import Facts
 from workbench.diagnose.roofline import bytes_within
-from workbench.diagnose.signals import READ_BYTES, READ_SECTORS, SECTOR_BYTES
+from workbench.diagnose.signals import READ_BYTES, READ_SECTORS, SECTOR_BYTES, STALLED, WRITTEN_BYTES
 from workbench.diagnose.steps import Ints, RunPass, Steps
 
-WRITE_BYTES = re.compile(r"dram_write_bytes|dram__bytes_write\.sum", re.IGNORECASE)
 CTAS = re.compile(r"ctas_per_sm|ctas_active", re.IGNORECASE)
 WARPS = re.compile(r"warps_active", re.IGNORECASE)
-STALLED = re.compile(r"stalled_long_scoreboard", re.IGNORECASE)
 INSTRUCTIONS = re.compile(r"instructions_per_cycle", re.IGNORECASE)
 SIGNALS = (
     ("HBM read", READ_BYTES, 1.0, "GB/s"),
     ("HBM read", READ_SECTORS, float(SECTOR_BYTES), "GB/s"),
-    ("HBM write", WRITE_BYTES, 1.0, "GB/s"),
+    ("HBM write", WRITTEN_BYTES, 1.0, "GB/s"),
     ("CTAs per SM", CTAS, 0.0, "CTAs/SM"),
     ("resident warps", WARPS, 0.0, "share of the SM's"),
-    ("warps waiting for memory, a scheduler", STALLED, 0.0, "warps/scheduler"),
+    ("warps waiting for memory, a scheduler", STALLED["global or local memory"], 0.0, "warps/scheduler"),
     ("instructions a cycle, an SM", INSTRUCTIONS, 0.0, "instructions/cycle"),
 )
 """Name, counters that give it, bytes a count stands for (0: the value itself is shown), unit."""

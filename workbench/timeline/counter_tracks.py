@@ -3,8 +3,6 @@
 import re
 from collections.abc import Iterator
 
-import pyarrow as pa
-
 from workbench.timeline.read import columns, groups, ints, place
 from workbench.timeline.samples import Samples
 from workbench.timeline.track import SampleTrack, Weight
@@ -65,10 +63,10 @@ def read_counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator
     if not table.num_rows:
         return
     made = []
+    found = list(groups(table, ("source", "name", "rank", "device", "unit"), left_out, "counters"))
     # What the first set has is not drawn again by default for a set that has it, too.
-    first = {name for source, name in _named(table) if "," not in source}
-    for key, rows in groups(table, ("source", "name", "rank", "device", "unit"), left_out, "counters"):
-        source, name, rank, device, unit = key
+    first = {name for (source, name, *_), _ in found if ", " not in source}
+    for (source, name, rank, device, unit), rows in found:
         start, end = ints(rows, "start_ns"), ints(rows, "end_ns")
         value = rows.column("value").to_numpy()
         order = next((at for at, pattern in enumerate(MAIN) if pattern.search(str(name))), len(MAIN))
@@ -96,11 +94,6 @@ def read_counters(bundle: Bundle, variant: str, left_out: list[str]) -> Iterator
         made.append(((order, str(source) == "nvml", str(name), whose, str(device)), track))
     for _, track in sorted(made, key=lambda one: one[0]):
         yield track
-
-
-def _named(table: pa.Table) -> set[tuple[str, str]]:
-    pairs = table.select(["source", "name"]).group_by(["source", "name"]).aggregate([]).to_pylist()
-    return {(str(row["source"]), str(row["name"])) for row in pairs}
 
 
 def _weight(unit: str, main: bool) -> Weight:

@@ -104,9 +104,9 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     bin_us = _bin_us(source, choice)
     merged = f"counter samples merged to {bin_us} us" if bin_us else "counter samples as they were"
     dropped = f"; left out: {', '.join(choice.drop)}" if choice.drop else ""
+    gone = [one.name for one in old.variants if choice.only and one.name not in choice.only]
     if choice.only:
-        dropped += f"; variants left out: {', '.join(one.name for one in old.variants if one.name not in choice.only)}"
-    variants = [one for one in old.variants if not choice.only or one.name in choice.only]
+        dropped += f"; variants left out: {', '.join(gone)}"
     if old.source == "attach":
         what = f"{choice.burst_ms} ms of one burst as sampled, of the others {merged}, idle time kept beside them"
     else:
@@ -117,7 +117,6 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
     digest = file_sha256(source.path / MANIFEST)
     note = f"thinned: {what}{dropped}. The source's manifest ({old.state}) has SHA-256 {digest}"
     command = [PurePath(part).name if PurePath(part).is_absolute() else part for part in old.command]
-    gone = {one.name for one in old.variants} - {one.name for one in variants}
     costs = [cost for cost in old.perturbation if cost.variant not in gone]
     # A clock that was read for one variant is named after it.
     sources = [one for one in old.clock.sources if one.name.rpartition(": ")[2] not in gone]
@@ -125,7 +124,7 @@ def _manifest(source: Bundle, choice: Choice) -> Manifest:
         old,
         notes=[*old.notes, note],
         command=command,
-        variants=variants,
+        variants=[one for one in old.variants if one.name not in gone],
         perturbation=costs,
         clock=msgspec.structs.replace(old.clock, sources=sources),
     )
