@@ -28,6 +28,15 @@ STATE_AT = 64
 FRESH = 3
 """What every word of scratch holds before the first step: the tag that no use of a word has."""
 
+MARKS = (
+    "start", "answered", "words", "vector", "stage", "multiplied", "summed", "published", "wall",
+    "feed_answered", "feed_words", "expert_stage", "dealt", "scores", "first_choice", "chosen",
+)  # fmt: skip
+"""What ``stamps`` record of a phase: SM clocks of a CTA's first thread, but ``wall``, %globaltimer ns beside ``start``.
+First answer to its polls, all its words there, vector ready, first stage's weights there, last stage multiplied, sums
+of all warps there, results published; those behind ``wall`` are gate_up's: the other FFN's words, the first expert
+stage, and the router's warp. 0 where a phase has no such point."""
+
 TABLE_COLUMNS = 20
 _POINTERS = (
     "a",
@@ -57,6 +66,9 @@ class LatentPlan:
     two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: 0 all
     lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load and one polls where most are
     late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
+    ``light_bytes``: with gate 2, who waits for at most so many bytes a lane has no lane that polls first.
+    ``hold``: most stages in flight while a CTA polls for words, 0 as ever. ``slices``: a warp waits for, scales and
+    keeps the part of a vector that it multiplies. ``stamps``: clocks inside each phase (MARKS) in place of lanes.
     ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
     """
 
@@ -73,6 +85,10 @@ class LatentPlan:
     gate: int = 2
     decode: int = 0
     leave_out: int = 0
+    light_bytes: int = 0
+    hold: int = 0
+    slices: bool = False
+    stamps: bool = False
     watchdog_ns: int = 200_000_000
 
     def __post_init__(self) -> None:
@@ -90,6 +106,12 @@ class LatentPlan:
             raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
         if self.gate not in (0, 1, 2):
             raise InputError(f"gate must be 0, 1 or 2, not {self.gate}")
+        if self.hold and not 0 < self.hold < (self.in_flight or self.stages):
+            raise InputError(f"hold must be 0 or fewer than the stages in flight, not {self.hold}")
+        if self.light_bytes < 0 or (self.light_bytes and self.gate != 2):
+            raise InputError(f"light_bytes must be 0 or more, and 0 without gate 2, not {self.light_bytes}")
+        if self.stamps and self.lanes:
+            raise InputError("stamps take the place of lanes: one of the two")
         if self.collective_ns < 0:
             raise InputError(f"collective_ns must be 0 or more, not {self.collective_ns}")
         if self.watchdog_ns <= 0:
@@ -117,7 +139,14 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
 
 def shared_bytes(shape: LatentShape, plan: LatentPlan) -> int:
     """Dynamic shared memory of a launch, rounded up."""
-    return plan.stages * STAGE_BYTES + tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces)
+    tail = tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces)
+    return plan.stages * STAGE_BYTES + tail + _option_bytes(shape, plan)
+
+
+def _option_bytes(shape: LatentShape, plan: LatentPlan) -> int:
+    """What the options that are off by default add to the kernel's ``Shared`` struct, rounded up."""
+    sliced = 8 * plan.warps + 4 * max(1, shape.shared_inter // 128)
+    return 32 * (plan.slices or plan.hold > 0 or plan.stamps) + sliced * plan.slices
 
 
 def make_plan(
@@ -205,8 +234,12 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "GATE": plan.gate,
         "DECODE": plan.decode,
         "LEAVE_OUT": plan.leave_out,
+        "LIGHT_BYTES": plan.light_bytes,
+        "HOLD": plan.hold,
+        "SLICES": int(plan.slices),
+        "STAMPS": int(plan.stamps),
         "WATCHDOG_NS": plan.watchdog_ns,
-        "TAIL_BYTES": tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces),
+        "TAIL_BYTES": shared_bytes(shape, plan) - plan.stages * STAGE_BYTES,
     }
 
 
@@ -247,7 +280,7 @@ class LatentBuffers:
     int64 [layers, 20], addresses as the kernel takes them; ``state`` int32 token, position, launches since the scratch
     was filled, 0; ``sync``: counters, and at ``FLAGS_AT`` error flags; ``words``: ``sync``, ``state`` and ``routing``
     in one piece, for one copy to the host; ``lanes``: int64 [grid, layers * 7 + 1, 3] %globaltimer ns (phase may start,
-    activation ready, work done), empty without lanes.
+    activation ready, work done), with stamps int64 [grid, layers * 7 + 1, 16] (MARKS), empty without either.
     """
 
     latents: torch.Tensor
@@ -279,7 +312,8 @@ def make_buffers(
         raise InputError(f"capacity must be positive, not {capacity}")
     if tuple(rope.shape) != (capacity, shape.rope // 2, 2) or rope.dtype != torch.float32:
         raise InputError(f"rope must be fp32 {[capacity, shape.rope // 2, 2]}, not {rope.dtype} {list(rope.shape)}")
-    lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
+    edges = len(MARKS) if plan.stamps else 3
+    lanes = (plan.grid, shape.layers * len(PHASES) + 1, edges) if plan.lanes or plan.stamps else (0,)
     behind = STATE_AT + STATE_WORDS
     words = allocate("counters, state and routing", (behind + shape.moe_layers * shape.top_k,), torch.int32, device)
     latents = allocate("cache", (shape.layers, capacity, shape.latent), torch.bfloat16, device)

@@ -110,6 +110,11 @@ class Case:
         return replace(persistent_latent.make_plan(self.shape, self.grid, warps=warps), **self.changes)
 
 
+def _together(in_flight: int) -> dict[str, Any]:
+    """Options of the round being measured that may add up."""
+    return {"slices": True, "light_bytes": 4, "hold": 1, "in_flight": in_flight}
+
+
 def cases(*, next_round: bool = False) -> list[Case]:
     """What is checked, small things first; ``next_round``: what the plans of that round need, and no more."""
     near, far = (*range(12), 30, 31), (0, 1, 2, 130, 131, 700, 2047)
@@ -118,7 +123,8 @@ def cases(*, next_round: bool = False) -> list[Case]:
             Case("tiny", TINY, 16, near, 64),
             Case("few layers", FEW, SMS, far, CAPACITY),
             Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
-            Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
+            Case("few layers slices", FEW, SMS, (0, 1, 700), CAPACITY, changes={"slices": True}),
+            Case("few layers all of it", FEW, SMS, (0, 700), CAPACITY, changes=_together(3)),
         ]
     return [
         Case("tiny", TINY, 16, near, 64),
@@ -134,6 +140,10 @@ def cases(*, next_round: bool = False) -> list[Case]:
         Case("few layers all poll", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 0}),
         Case("few layers one polls first", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 1}),
         Case("few layers prefetch", FEW, SMS, (0, 700), CAPACITY, changes={"prefetch_bytes": 65536}),
+        Case("few layers slices", FEW, SMS, (0, 1, 700), CAPACITY, changes={"slices": True}),
+        Case("few layers slices, 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"slices": True, "warps": 16}),
+        Case("few layers all of it", FEW, SMS, (0, 700), CAPACITY, changes=_together(3)),
+        Case("few layers stamps", FEW, SMS, (0, 700), CAPACITY, changes={"stamps": True}),
         Case("no indexer", PLAIN, SMS, (0, 1, 700), CAPACITY),
     ]
 
@@ -305,16 +315,18 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
     if next_round:
         return [
             ("base", base),
-            ("lanes", replace(base, lanes=True)),
-            ("in flight 3", replace(base, in_flight=3)),
-            ("in flight 4", replace(base, in_flight=4)),
-            ("5 stages", replace(base, stages=5)),
-            ("7 stages", replace(base, stages=7)),
-            ("16 warps", wide),
-            ("one lane polls first", replace(base, gate=1)),
-            ("decode 1", replace(base, decode=1)),
-            ("without products", replace(base, leave_out=2)),
-            ("without copies and products, lanes", replace(base, leave_out=3, lanes=True)),
+            ("slices", replace(base, slices=True)),
+            ("hold 1", replace(base, hold=1)),
+            ("hold 1, in flight 3", replace(base, hold=1, in_flight=3)),
+            ("in flight 1", replace(base, in_flight=1)),
+            ("light 4: the router", replace(base, light_bytes=4)),
+            ("light 64", replace(base, light_bytes=64)),
+            ("slices, light 4, hold 1, in flight 3", replace(base, **_together(3))),
+            ("slices, light 4", replace(base, slices=True, light_bytes=4)),
+            ("slices, light 4, 16 warps", replace(wide, slices=True, light_bytes=4)),
+            ("stamps", replace(base, stamps=True)),
+            ("slices, light 4, stamps", replace(base, slices=True, light_bytes=4, stamps=True)),
+            ("nothing else, stamps", replace(base, leave_out=3, slices=True, light_bytes=4, stamps=True)),
             ("base (again)", base),
         ]
     return [
@@ -381,7 +393,44 @@ def time_plan(
     }
     if plan.lanes:
         row["phases"] = phase_table(engine.buffers.lanes.cpu(), shape.layers, max(1, shape.dense_layers))
+    if plan.stamps:
+        row["marks"] = mark_table(engine.buffers.lanes.cpu(), shape.layers, max(1, shape.dense_layers))
     return row
+
+
+def mark_table(stamps: torch.Tensor, layers: int, first: int = 1) -> list[dict[str, Any]]:
+    """Microseconds from a phase's start to each of its marks in the last step, means over the layers from ``first`` on
+    of medians over CTAs; ``next``: the following phase's start; ``last_published``: from the last CTA's publication of
+    the phase before to all words there in the median CTA, a hop. Marks that a phase never sets are left out.
+
+    A CTA's clock is put on %globaltimer's scale by a line through all its phases, so that the timer's steps average
+    out.
+    """
+    names = persistent_latent.MARKS
+    wall = stamps[..., names.index("wall")].to(torch.float64)
+    clock = stamps.to(torch.float64)
+    start = clock[..., 0]
+    centred, wall_0 = start - start.mean(dim=1, keepdim=True), wall.mean(dim=1, keepdim=True)
+    rate = (centred * (wall - wall_0)).sum(dim=1) / (centred * centred).sum(dim=1)  # ns a clock, by CTA
+    there = stamps != 0
+    times = ((clock - start.mean(dim=1)[:, None, None]) * rate[:, None, None] + wall_0[..., None] - wall.min()) / 1e3
+    rows = []
+    for index, phase in enumerate(persistent_latent.PHASES):
+        picked = [layer * len(persistent_latent.PHASES) + index for layer in range(first, layers)]
+        begin = times[:, picked, 0]
+        row: dict[str, Any] = {"phase": phase}
+        for edge, name in enumerate(names):
+            seen = there[:, picked, edge].float().mean()
+            if name not in ("start", "wall") and float(seen) > 0.5:
+                after = torch.where(there[:, picked, edge], times[:, picked, edge] - begin, torch.nan)
+                row[name] = float(after.nanquantile(0.5, dim=0).nanmean())
+        row["next"] = _middle(times[:, [record + 1 for record in picked], 0] - begin)
+        words, published = names.index("words"), names.index("published")
+        before = [record - 1 for record in picked]
+        hop = times[:, picked, words].quantile(0.5, dim=0) - times[:, before, published].amax(dim=0)
+        row["last_published"] = float(hop.mean())
+        rows.append(row)
+    return rows
 
 
 def phase_table(lanes: torch.Tensor, layers: int, first: int = 1) -> list[dict[str, Any]]:
@@ -427,6 +476,10 @@ def compile_all(shape: LatentShape, *, next_round: bool = False) -> int:
 
 
 def _print_tables(report: dict[str, Any]) -> None:
+    for row in report["timings"]:
+        for marks in row.get("marks", []):
+            cells = " ".join(f"{key} {value:.2f}" for key, value in marks.items() if key != "phase")
+            print(f"{row['plan']:24} {marks['phase']:10} us: {cells}")
     for row in report["timings"]:
         for phase in row.get("phases", []):
             cells = " ".join(f"{key} {phase[key]:7.2f}" for key in ("wait", "compute", "slowest", "total"))
@@ -492,7 +545,7 @@ def main(arguments: list[str] | None = None) -> int:
             for name, plan in plans(shape, next_round=options.next)
         ),
     ]
-    hung = run_jobs(jobs, report, budget, "persistent_latent_bench.json", ("macros", "rows", "phases"))
+    hung = run_jobs(jobs, report, budget, "persistent_latent_bench.json", ("macros", "rows", "phases", "marks"))
     if options.json:
         print(json.dumps(report))
     else:

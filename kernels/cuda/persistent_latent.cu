@@ -39,8 +39,18 @@
 //                                  most of a warp's lanes are late one polls before they load again
 //   DECODE                         as in mxfp4.cuh
 //   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
+//   HOLD                           0: IN_FLIGHT always; else at most so many stages are in flight while the CTA polls for words, which come behind them in L2
+//   LIGHT_BYTES                    with GATE 2: who waits for at most so many bytes a lane (4: single words, the router's warp) asks again with every
+//                                  lane, without one that polls first
+//   SLICES                         1: a warp waits for the part of a vector that it multiplies, scales it by its own power of two and keeps it to
+//                                  itself: no barrier between words and products in low, query, values, out and down; RMS factors come to the rows' sums
+//   STAMPS                         1: lanes is u64 [GRID][LAYERS * 7 + 1][16], clocks inside a phase (enum Mark), and LANES must be 0
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
+#include "argmax.cuh"
+#include "claims.cuh"
 #include "mxfp4.cuh"
+#include "ring.cuh"
+#include "warp.cuh"
 
 #ifdef __CUDACC__
 namespace ptx {
@@ -49,6 +59,11 @@ __device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}"
       : "=r"(first), "=r"(second)
       : "r"(word));
+}
+__device__ __forceinline__ u64 cycles() {
+  u64 value;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(value));
+  return value;
 }
 }  // namespace ptx
 #endif
@@ -73,6 +88,18 @@ __device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
 #endif
 #ifndef LEAVE_OUT
 #define LEAVE_OUT 0
+#endif
+#ifndef HOLD
+#define HOLD 0
+#endif
+#ifndef LIGHT_BYTES
+#define LIGHT_BYTES 0
+#endif
+#ifndef SLICES
+#define SLICES 0
+#endif
+#ifndef STAMPS
+#define STAMPS 0
 #endif
 #ifndef COLLECTIVE_NS
 #define COLLECTIVE_NS 0
@@ -143,6 +170,9 @@ constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so ma
 constexpr int kTable = 20;
 constexpr bool kProducts = !(LEAVE_OUT & 2);
 constexpr float kNone = -1e30f;
+constexpr bool kSlices = SLICES;
+constexpr bool kDownSlices = kSlices && kTogether;  // the shared expert's activations then have a scale a unit
+constexpr int kMarks = 16;
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
 static_assert(KV_LORA == 512 && ROPE == 64, "a lane holds sixteen dimensions of the latent and one rotated pair");
@@ -185,6 +215,16 @@ struct Shared {
   alignas(16) float row[kRow];  // this position's latent and key, as the cache keeps them
   alignas(16) u8 act[kActBytes];
   alignas(16) float part[kPartFloats];
+#if SLICES
+  alignas(16) float squares[2][WARPS];  // of each warp's part of a vector: one use, then the other
+  float feed_undo[kSharedUnits];
+#endif
+#if HOLD > 0
+  int waiting;
+#endif
+#if STAMPS
+  u64* marks;
+#endif
 };
 
 #ifdef TAIL_BYTES
@@ -196,6 +236,10 @@ enum Entry {
   kA, kQb, kUk, kUv, kO, kAttentionNorm, kQueryNorm, kLatentNorm, kIndexNorm, kFfnNorm, kRouter, kCorrection, kUp, kBelow, kFeedUp, kFeedDown,
   kCache, kIndexCache, kOrdinal, kOwner
 };
+
+// What STAMPS records of a phase: clocks of the CTA's first thread, and %globaltimer beside the first of them. In gate_up also of the other FFN's
+// activations and of the router's warp.
+enum Mark { kStart, kAnswered, kWords, kVector, kStage, kMultiplied, kSummed, kPublished, kWall, kFeedAnswered, kFeedWords, kExpertStage, kDealt, kScores, kFirstChoice, kChosen };
 
 struct Ring {
   u32 base, full, empty;
@@ -215,11 +259,6 @@ struct Ring {
 __device__ __forceinline__ void consumer_sync() {
   __syncwarp();  // bar.sync wants whole warps, and lanes may come from polling one by one
   ptx::named_sync(kConsumerBarrier, kConsumers);
-}
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  return value;
 }
 // Of magnitudes: numbers that are not negative compare as integers.
 __device__ __forceinline__ float warp_peak(float value) { return __uint_as_float(ptx::warp_max_u32(__float_as_uint(value))); }
@@ -253,9 +292,20 @@ __device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEA
 
 // --- the producer -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void await_stage(Ring& ring) {
+__device__ __forceinline__ void await_stage(Ring& ring, const Shared& sh) {
   ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
-#if IN_FLIGHT > 0
+#if HOLD > 0
+  const volatile int* waiting = &sh.waiting;
+  while (ring.issued >= (*waiting != 0 ? HOLD : IN_FLIGHT > 0 ? IN_FLIGHT : STAGES)) {
+    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
+    --ring.issued;
+    if (++ring.late_stage == STAGES) {
+      ring.late_stage = 0;
+      ring.late_parity ^= 1;
+    }
+  }
+  ++ring.issued;
+#elif IN_FLIGHT > 0
   if (ring.issued < IN_FLIGHT) {
     ++ring.issued;
   } else {
@@ -280,8 +330,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 target, const
   ptx::bulk_load(target, source, bytes, ring.full_bar(), policy);
 #endif
 }
-__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
-  await_stage(ring);
+__device__ __forceinline__ u32 acquire_stage(Ring& ring, const Shared& sh, u32 bytes) {
+  await_stage(ring, sh);
   expect(ring, bytes);
   return ring.address();
 }
@@ -290,11 +340,11 @@ struct Run {
   const u8* source;
   u32 units, unit_bytes, most, per_tile, first;
 };
-__device__ __forceinline__ void stream(Ring& ring, Run run, u64 policy) {
+__device__ __forceinline__ void stream(Ring& ring, const Shared& sh, Run run, u64 policy) {
 #pragma unroll 1
   while (run.units > 0) {
     const u32 count = min(min(run.most, run.per_tile - run.first), run.units), bytes = count * run.unit_bytes;
-    const u32 target = acquire_stage(ring, bytes);
+    const u32 target = acquire_stage(ring, sh, bytes);
     load_weights(ring, target, run.source, bytes, policy);
     ring.next();
     run.source += bytes;
@@ -303,11 +353,11 @@ __device__ __forceinline__ void stream(Ring& ring, Run run, u64 policy) {
   }
 }
 // A row tile of an expert's gate-up: weights and scales are two runs.
-__device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 policy) {
+__device__ __forceinline__ void stream_expert(Ring& ring, const Shared& sh, const u8* source, u64 policy) {
 #pragma unroll 1
   for (u32 at = 0; at < kUpUnits; at += 32) {
     const u32 count = min(32u, kUpUnits - at);
-    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
+    const u32 target = acquire_stage(ring, sh, count * mxfp4::kUnitBytes);
     load_weights(ring, target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, policy);
     load_weights(ring, target + count * mxfp4::kUnitWeightBytes, source + kUpUnits * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes,
                    count * mxfp4::kUnitScaleBytes, policy);
@@ -408,7 +458,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           source(kFeedDown, 0);
           if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
             const u32 units = (own.high - own.low) * run.units;
-            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
+            stream(ring, sh, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
             run.units = 0;
           }
           break;
@@ -418,22 +468,22 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       for (; task < end; task += stride) {
         if (part == kExpertPart) {
           const u64 tile = expert(task / kUpTiles) * kUpTiles + task % kUpTiles;
-          stream_expert(ring, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
+          stream_expert(ring, sh, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
           continue;
         }
         if (part == kDownPart && !dense) {
           const u8* below = reinterpret_cast<const u8*>(entry[kBelow]) + (u64)task * kExpertTile;
-          const u32 target = acquire_stage(ring, TOPK * kExpertTile);
+          const u32 target = acquire_stage(ring, sh, TOPK * kExpertTile);
 #pragma unroll 1
           for (u32 slot = 0; slot < TOPK; ++slot)
             load_weights(ring, target + slot * kExpertTile, below + expert(slot) * kOutTiles * kExpertTile, kExpertTile, policy);
           ring.next();
         }
         run.source = base + (u64)task * pitch;
-        stream(ring, run, policy);
+        stream(ring, sh, run, policy);
         if (part == kQueryPart && task < kAbsorbSteps) {  // its 16 columns of the key half of kv_b: a step of every row tile
           const u8* step = reinterpret_cast<const u8*>(entry[kUk]) + ((u64)served * kAbsorbTiles * kAbsorbSteps + task) * kStepBytes;
-          const u32 target = acquire_stage(ring, kAbsorbTiles * kStepBytes);
+          const u32 target = acquire_stage(ring, sh, kAbsorbTiles * kStepBytes);
 #pragma unroll 1
           for (u32 tile = 0; tile < kAbsorbTiles; ++tile)
             load_weights(ring, target + tile * kStepBytes, step + tile * kAbsorbSteps * kStepBytes, kStepBytes, policy);
@@ -447,7 +497,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
 #pragma unroll 1
     for (u32 at = 0; at < kVocabSteps; at += kStageSteps) {
       const u32 bytes = min(kStageSteps, kVocabSteps - at) * kStepBytes;
-      await_stage(ring);
+      await_stage(ring, sh);
       sh.tag[ring.stage] = (int)task;
       expect(ring, bytes);
       load_weights(ring, ring.address(), head + ((u64)task * kVocabSteps + at) * kStepBytes, bytes, policy);
@@ -465,7 +515,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       issue(task);
       task = following;
     }
-  await_stage(ring);
+  await_stage(ring, sh);
   sh.tag[ring.stage] = -1;
   ptx::mbar_arrive(ring.full_bar());
   ring.next();
@@ -488,12 +538,54 @@ __device__ __forceinline__ bool give_up(Shared& sh, u32& polls) {
   if (++polls > kMostPolls) *dead = 1;
   return *dead != 0;
 }
+// Says so to the producer, and to the one who asks what a phase consists of.
+__device__ __forceinline__ void begin_waiting(Shared& sh) {
+#if HOLD > 0
+  volatile int* waiting = &sh.waiting;
+  if (threadIdx.x == 0) *waiting = 1;
+#endif
+}
+__device__ __forceinline__ void end_waiting(Shared& sh) {
+#if HOLD > 0
+  volatile int* waiting = &sh.waiting;
+  if (threadIdx.x == 0) *waiting = 0;
+#endif
+}
+__device__ __forceinline__ void mark(Shared& sh, int edge) {
+#if STAMPS
+  if (threadIdx.x == 0) sh.marks[edge] = ptx::cycles();
+#endif
+}
+// A phase begins; what belongs to it is marked from here on.
+__device__ __forceinline__ void mark_start(Shared& sh, u64* lanes, int record) {
+#if STAMPS
+  if (threadIdx.x == 0) {
+    sh.marks = lanes + ((u64)blockIdx.x * (LAYERS * kPhases + 1) + record) * kMarks;
+    sh.marks[kWall] = ptx::globaltimer();
+    sh.marks[kStart] = ptx::cycles();
+  }
+#endif
+}
+__device__ __forceinline__ void mark_stage(Shared& sh, const Ring& ring, int edge) {
+#if STAMPS
+  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  mark(sh, edge);
+#endif
+}
+// Of the router's warp.
+__device__ __forceinline__ void mark_choice(u64* lanes, int ordinal, int edge) {
+#if STAMPS
+  if ((threadIdx.x & 31) == 0)
+    lanes[((u64)blockIdx.x * (LAYERS * kPhases + 1) + (DENSE_LAYERS + ordinal) * kPhases + kGateUp) * kMarks + edge] = ptx::cycles();
+#endif
+}
 // word[i] = load(i), those that are late again until all have the tag; all loads go before the first check. What every lane polls would cross L2
 // again and again while weights want to: with GATE 1 one lane of a warp polls its last word before the others ask, with GATE 2 it does once most
 // lanes' last words are late, so that who comes last asks once. All lanes of a warp call it, or none.
 template <int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 tag, Load load) {
   u32 polls = 0;
+  begin_waiting(sh);
 #if GATE == 1
   if ((ptx::thread() & 31) == 0)
 #pragma unroll 1
@@ -504,6 +596,9 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) make_late(word[i], tag);
   bool late;
+#if STAMPS
+  bool answered = false;
+#endif
 #pragma unroll 1
   do {
 #pragma unroll
@@ -512,9 +607,14 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
     late = false;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) late |= is_late(word[i], tag);
+#if STAMPS
+    if (!answered) mark(sh, kAnswered);
+    answered = true;
+#endif
 #if GATE == 2
     const u32 crowd = __ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag));
-    if (__popc(crowd) > 16) {
+    constexpr bool kLight = LIGHT_BYTES >= (sizeof(T) == 4 ? 4 : (int)sizeof(T) * COUNT);
+    if (!kLight && __popc(crowd) > 16) {
       if ((int)(ptx::thread() & 31) == __ffs(crowd) - 1)
 #pragma unroll 1
         while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
@@ -526,6 +626,8 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
 #else
   } while (late && !give_up(sh, polls));
 #endif
+  end_waiting(sh);
+  mark(sh, kWords);
 }
 
 __device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
@@ -566,9 +668,16 @@ __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, flo
 struct Fp8Lane {
   static constexpr u32 kPitch = WARPS / 4;
   u32 unit, vector, weight, scale;  // the warp's first unit; its columns of the vector, weights and scales
+#if SLICES
+  // from: the first unit of the stages in the vector. A warp has the same units of the vector wherever the stages start.
+  __device__ __forceinline__ Fp8Lane(u32 from = 0) {
+    const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
+    unit = (warp / 4 + kPitch - from % kPitch) % kPitch;
+#else
   __device__ __forceinline__ Fp8Lane() {
     const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
     unit = warp / 4 % kPitch;  // warp / 4, and the compiler knows its range
+#endif
     vector = unit * 256 + warp % 4 * 64 + lane % 4 * 16;
     scale = unit * kUnitBytes + 4 * kStepBytes;
     weight = unit * kUnitBytes + warp % 4 * kStepBytes + lane * 16;
@@ -674,7 +783,7 @@ struct Fp8Tile {
 };
 
 // One stage of all units of count tiles of kSharedUnits each, against the vector that starts at act: lane t of a quad adds to the t-th tile's sums.
-__device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+__device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, const Shared& sh, float& low, float& high) {
   const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address(), vector = act + mine.vector - mine.unit * 256;
   ptx::mbar_wait(ring.full_bar(), ring.parity);
 #pragma unroll
@@ -684,6 +793,9 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
     const uint2 s = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (kProducts) mma_fp8(c, w, b);
+#if SLICES
+    if (kDownSlices) c[0] *= sh.feed_undo[unit % kSharedUnits], c[2] *= sh.feed_undo[unit % kSharedUnits];
+#endif
     if (t == unit / kSharedUnits && unit < units) {
       low = fmaf(c[0], __uint_as_float(s.x), low);
       high = fmaf(c[2], __uint_as_float(s.y), high);
@@ -696,8 +808,10 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
 // Units [low, high) of tiles of per_tile units, as `stream` cuts them; act: the vector's first column. finish(first, tiles) runs when the
 // sums of up to PIECES tiles lie in sh.part, from piece `half` on.
 template <typename Finish>
-__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half, u32 low, u32 high, u32 per_tile, u32 act, Finish finish) {
+__device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half, u32 low, u32 high, u32 per_tile, u32 act, float undo, Finish finish) {
+#if !SLICES
   const Fp8Lane mine;
+#endif
   u32 tile = low / per_tile, at = low % per_tile;  // the next unit is the at-th of the tile
 #pragma unroll 1
   for (u32 left = high - low; left > 0;) {
@@ -707,21 +821,29 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half,
     for (; left > 0 && piece < half + PIECES; ++piece, ++tile) {
       const u32 units = min(per_tile - at, left);
       float low_row = 0.0f, high_row = 0.0f;
+#if SLICES
+      const Fp8Lane mine(at);
       take_fp8_run(ring, mine, act + at * 256, units, low_row, high_row);
+      low_row *= undo, high_row *= undo;
+#else
+      take_fp8_run(ring, mine, act + at * 256, units, low_row, high_row);
+#endif
       store_sums(sh, piece, low_row, high_row);
       left -= units;
       at = 0;
     }
+    mark(sh, kMultiplied);
     consumer_sync();
+    mark(sh, kSummed);
     finish(first, piece - half);
     half = PIECES - half;
   }
 }
 
 // One stage of steps (at most 32) of bf16 weights against two bf16 vectors, high and low, that start at act.
-__device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 steps, float (&c)[4]) {
+__device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 steps, float (&c)[4], u32 apart = kVectorBytes) {
   const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-  const u32 vector = act + g % 2 * kVectorBytes + t * 8, stage = ring.address() + lane * 16;  // even columns high, odd ones low
+  const u32 vector = act + g % 2 * apart + t * 8, stage = ring.address() + lane * 16;  // even columns high, odd ones low
   uint4 a[kPerWarp];
   uint2 b[kPerWarp];
 #pragma unroll
@@ -953,6 +1075,65 @@ __device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors
           make_uint2(ptx::pack_f16(x[i].x * factor, x[i].y * factor), ptx::pack_f16(x[i].z * factor, x[i].w * factor));
 }
 
+// SLICES: the part of a vector that FP8 products of this warp read: of every unit of 128 that is its (one of WARPS / 4), the 32 of its step.
+template <int FLOATS>
+constexpr int kSlice = ((FLOATS / 128 + (int)Fp8Lane::kPitch - 1) / (int)Fp8Lane::kPitch * 8 + 31) / 32;  // float4 of it that a lane holds
+template <int FLOATS>
+constexpr bool kWholeSlices = FLOATS / 128 % (4 * (int)Fp8Lane::kPitch) == 0;  // every lane has all of them, at constant distances
+template <int FLOATS>
+struct Slice {
+  int unit, column;  // of the lane's first float4, and which one of the unit's 32 it is
+  __device__ __forceinline__ Slice() {
+    const int thread = (int)ptx::thread();
+    unit = (thread & 31) / 8 * (int)Fp8Lane::kPitch + thread / 128;
+    column = thread / 32 % 4 * 8 + thread % 8;
+  }
+  __device__ __forceinline__ bool has(int i) const { return kWholeSlices<FLOATS> || unit + i * 4 * (int)Fp8Lane::kPitch < FLOATS / 128; }
+  __device__ __forceinline__ int at(int i) const {  // a float4 of the last unit where there is none
+    if (kWholeSlices<FLOATS>) return unit * 32 + column + i * 128 * (int)Fp8Lane::kPitch;
+    return min(unit + i * 4 * (int)Fp8Lane::kPitch, FLOATS / 128 - 1) * 32 + column;
+  }
+};
+// Scaled by a power of two of the warp's own into its part of sh.act; what takes that back is returned.
+template <int FLOATS>
+__device__ __forceinline__ float store_slice(Shared& sh, const Slice<FLOATS>& slice, const float4 (&x)[kSlice<FLOATS>], float peak) {
+  const Scale scale = scale_of_peak(warp_peak(peak));
+#pragma unroll
+  for (int i = 0; i < kSlice<FLOATS>; ++i)
+    if (slice.has(i))
+      reinterpret_cast<uint2*>(sh.act)[slice.at(i)] =
+          make_uint2(ptx::pack_f16(x[i].x * scale.factor, x[i].y * scale.factor), ptx::pack_f16(x[i].z * scale.factor, x[i].w * scale.factor));
+  __syncwarp();
+  return scale.undo;
+}
+// The same of x * gain; the sum of squares of x goes where rms_of finds it behind the next barrier.
+template <int FLOATS>
+__device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], int turn) {
+  float sum = 0.0f, peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kSlice<FLOATS>; ++i)
+    if (slice.has(i)) {
+      float4& v = x[i];
+      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+      v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
+      peak = fmaxf(peak, peak_of(v));
+    }
+  const float undo = store_slice(sh, slice, x, peak);
+#if SLICES
+  sum = warp_sum(sum);  // beside the products
+  if (((int)ptx::thread() & 31) == 0) sh.squares[turn][(int)ptx::thread() >> 5] = sum;
+#endif
+  return undo;
+}
+template <int FLOATS>
+__device__ __forceinline__ float rms_of(const Shared& sh, int turn) {
+#if SLICES
+  return rsqrtf(sum_warps(sh.squares[turn]) * (1.0f / FLOATS) + (EPS));
+#else
+  return 1.0f;
+#endif
+}
+
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // A number as one that compares alike unsigned; NaN is the least.
@@ -979,7 +1160,7 @@ __device__ __forceinline__ void sort_down(u64 (&item)[COUNT]) {
 
 // One warp beside the consumers: chooses the TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced`
 // names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts once; then a round looks at 32 heads of lists.
-__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u32 launches) {
+__device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u64* lanes, u32 launches) {
   constexpr int kEach = (EXPERTS + 31) / 32;
   const int lane = (int)ptx::thread() & 31;
 #pragma unroll 1
@@ -991,8 +1172,10 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
     for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
     const int named = forced == nullptr ? 0 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
     ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
+    mark_choice(lanes, ordinal, kDealt);
     u32 word[kEach];
     await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
+    mark_choice(lanes, ordinal, kScores);
     u64 item[kEach];  // the score above, the index below, inverted
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
@@ -1026,12 +1209,14 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
       sh.expert[lane] = min(max(named, 0), EXPERTS - 1);
       ptx::mbar_arrive(ptx::smem_addr(sh.routed + lane));
     }
+    mark_choice(lanes, ordinal, kFirstChoice);
     __syncwarp();
     const int expert = sh.expert[min(lane, TOPK - 1)];
     const float mine = lane < TOPK ? sh.score[expert] : 0.0f, total = warp_sum(mine);
     if (lane < TOPK) sh.weight[lane] = mine / total * (FACTOR);
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.chosen));
+    mark_choice(lanes, ordinal, kChosen);
     if (lane < TOPK && blockIdx.x == 0) routing[ordinal * TOPK + lane] = expert;
   }
 }
@@ -1108,6 +1293,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
+#if HOLD > 0
+    sh.waiting = 0;
+#endif
     sh.token = state[0];
     sh.position = state[1];
     sh.launches = state[2];
@@ -1126,7 +1314,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   }
   if (warp == WARPS + 1) {
     const int* row = forced == nullptr ? nullptr : forced + (u64)(position % forced_rows) * MOE_LAYERS * TOPK;
-    route(sh, table, row, scores, routing, (u32)sh.launches);
+    route(sh, table, row, scores, routing, lanes, (u32)sh.launches);
     return;
   }
 
@@ -1138,6 +1326,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   const u32 launches = (u32)sh.launches;
   // From which piece of sh.part on the next sums go: one half, then the other. What a half held was read before the barrier behind the other's sums.
   int half = 0;
+  int turn = 0;  // which of sh.squares
 #pragma unroll 1
   for (int i = tid; i < own_rows; i += kConsumers) sh.own[i] = ptx::bf16_value(embedding[(u64)sh.token * HIDDEN + own.low * 16 + i]);
 
@@ -1152,8 +1341,32 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 
     // --- low: the low-rank projections of queries and latent, and the indexer's key ---
     stamp(lanes, record + kLow, 0);
+    mark_start(sh, lanes, record + kLow);
     refresh();
     float undo;
+#if SLICES
+    {
+      const Slice<HIDDEN> slice;
+      float4 x[kSlice<HIDDEN>];
+      uint2 gain[kSlice<HIDDEN>];
+#pragma unroll
+      for (int i = 0; i < kSlice<HIDDEN>; ++i) gain[i] = reinterpret_cast<const uint2*>(entry[kAttentionNorm])[slice.at(i)];
+      if (layer == 0) {
+#pragma unroll
+        for (int i = 0; i < kSlice<HIDDEN>; ++i) {
+          const uint2 raw = reinterpret_cast<const uint2*>(embedding + (u64)sh.token * HIDDEN)[slice.at(i)];
+          x[i] = make_float4(ptx::bf16_low(raw.x), ptx::bf16_high(raw.x), ptx::bf16_low(raw.y), ptx::bf16_high(raw.y));
+        }
+      } else {
+        uint4 raw[kSlice<HIDDEN>];
+        await_words(sh, raw, (launches * LAYERS + layer - 1) & 3u, [&](int i) { return ptx::ldg128_relaxed(x_in + 4 * slice.at(i)); });
+#pragma unroll
+        for (int i = 0; i < kSlice<HIDDEN>; ++i) x[i] = numbers(raw[i]);
+      }
+      undo = store_gained(sh, slice, x, gain, turn);
+      if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
+    }
+#else
     {
       float4 x[kVectors<HIDDEN>];
       uint2 gain[kVectors<HIDDEN>];
@@ -1175,28 +1388,48 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
       consumer_sync();
     }
-    stamp(lanes, record + kLow, 1);
+#endif
+    stamp(lanes, record + kLow, 1), mark(sh, kVector);
     {
       const Share low = low_share(owner);
-      consume_units(ring, sh, half, low.low, low.high, kHiddenUnits, act, [&](u32 first, int count) {
+      mark_stage(sh, ring, kStage);
+      consume_units(ring, sh, half, low.low, low.high, kHiddenUnits, act, undo, [&](u32 first, int count) {
+        const float factor = kSlices ? rms_of<HIDDEN>(sh, turn) : undo;
 #pragma unroll 1
         for (int item = tid; item < count * 16; item += kConsumers) {
           const u32 tile = first + item / 16, row = first * 16 + item;
           const bool starts = tile * kHiddenUnits >= low.low, ends = (tile + 1) * kHiddenUnits <= low.high;
-          const u32 mark = row < kLowRows ? tag : owner_tag;
-          publish(low_parts + (starts ? row : kAllLowRows + row), sum_part(sh, half + item / 16, item % 16) * undo, mark);
-          if (starts && ends) publish(low_parts + kAllLowRows + row, 0.0f, mark);
+          const u32 whose = row < kLowRows ? tag : owner_tag;
+          publish(low_parts + (starts ? row : kAllLowRows + row), sum_part(sh, half + item / 16, item % 16) * factor, whose);
+          if (starts && ends) publish(low_parts + kAllLowRows + row, 0.0f, whose);
         }
       });
+      turn ^= 1;
     }
     stamp(lanes, record + kLow, 2);
+    mark(sh, kPublished);
 
     // --- query: up from the low rank; a head's dimensions without position also through the key half of kv_b ---
     stamp(lanes, record + kQuery, 0);
+    mark_start(sh, lanes, record + kQuery);
     refresh();
     const u32 query_end = kHeadTiles + (owner ? kIndexQueryTiles : 0);
     u32 query_tile = serves_head() ? sub : kHeadTiles + cta;  // of the head's, then of the indexer's
     if (query_tile < query_end) {
+#if SLICES
+      {
+        const Slice<Q_LORA> slice;
+        float4 x[kSlice<Q_LORA>];
+        uint2 gain[kSlice<Q_LORA>];
+        uint4 raw[2 * kSlice<Q_LORA>];
+#pragma unroll
+        for (int i = 0; i < kSlice<Q_LORA>; ++i) gain[i] = reinterpret_cast<const uint2*>(entry[kQueryNorm])[slice.at(i)];
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(low_parts + i % 2 * kAllLowRows + 4 * slice.at(i / 2)); });
+#pragma unroll
+        for (int i = 0; i < kSlice<Q_LORA>; ++i) x[i] = sum_of(numbers(raw[2 * i]), numbers(raw[2 * i + 1]));
+        undo = store_gained(sh, slice, x, gain, turn);
+      }
+#else
       float4 x[kVectors<Q_LORA>];
       uint2 gain[kVectors<Q_LORA>];
       load_gain<Q_LORA>(gain, reinterpret_cast<const void*>(entry[kQueryNorm]));
@@ -1212,19 +1445,25 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       store_f16<Q_LORA>(sh, x, factor * scale.factor);
       undo = scale.undo;
       consumer_sync();
-      stamp(lanes, record + kQuery, 1);
+#endif
+      stamp(lanes, record + kQuery, 1), mark(sh, kVector);
       Fp8Tile<kLowUnits> tiles;
       tiles.load(act);
+      mark_stage(sh, ring, kStage);
 #pragma unroll 1
       while (query_tile < query_end) {
         float low_row, high_row;
         tiles.take(ring, low_row, high_row);
+        if (kSlices) low_row *= undo, high_row *= undo;
         store_sums(sh, half, low_row, high_row);
+        mark(sh, kMultiplied);
         consumer_sync();
+        mark(sh, kSummed);
+        const float factor = kSlices ? rms_of<Q_LORA>(sh, turn) : undo;
         if (query_tile < kAbsorbSteps) {
-          lift(ring, sh, sum_part(sh, half, lane % 16) * undo, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
+          lift(ring, sh, sum_part(sh, half, lane % 16) * factor, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
         } else if (tid < 16) {
-          const float sum = sum_part(sh, half, tid) * undo;
+          const float sum = sum_part(sh, half, tid) * factor;
           if (query_tile < kHeadTiles)
             publish(query_words + served * ROPE + (query_tile - kAbsorbSteps) * 16 + tid, sum, tag);
           else
@@ -1236,13 +1475,16 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         else if ((query_tile += kGroup) >= kHeadTiles)
           query_tile = kHeadTiles + cta;
       }
+      turn ^= 1;
     } else {
-      stamp(lanes, record + kQuery, 1);
+      stamp(lanes, record + kQuery, 1), mark(sh, kVector);
     }
     stamp(lanes, record + kQuery, 2);
+    mark(sh, kPublished);
 
     // --- attention: a part of the head's cached positions; this position is the last part's ---
     stamp(lanes, record + kAttention, 0);
+    mark_start(sh, lanes, record + kAttention);
     refresh();
     if (layer == 0) stamp_sm(lanes);
     const bool index_writer = owner && cta == (HEADS * kGroup < GRID ? HEADS * kGroup : 0);
@@ -1336,6 +1578,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
       }
       consumer_sync();
+      mark(sh, kVector);
       // A lane holds dimensions 128 c + 4 lane onwards of the latent, and the pair (lane, lane + 32) of the rotated part.
       Attention mine;
 #pragma unroll
@@ -1390,7 +1633,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll
       for (int c = 0; c < 4; ++c)
         *reinterpret_cast<float4*>(combine + warp * KV_LORA + 128 * c + 4 * lane) = make_float4(mine.out[4 * c], mine.out[4 * c + 1], mine.out[4 * c + 2], mine.out[4 * c + 3]);
+      mark(sh, kMultiplied);
       consumer_sync();
+      mark(sh, kSummed);
       float factor[WARPS], top = sh.peaks[0], total = 0.0f;
 #pragma unroll
       for (int w = 1; w < WARPS; ++w) top = fmaxf(top, sh.peaks[w]);
@@ -1414,18 +1659,63 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (tid < 4) publish(partial + KV_LORA + tid, tid == 0 ? top : tid == 1 ? total : 0.0f, tag);
     }
     stamp(lanes, record + kAttention, 2);
+    mark(sh, kPublished);
 
     // --- values: the parts joined, through the value half of kv_b ---
     stamp(lanes, record + kValues, 0);
+    mark_start(sh, lanes, record + kValues);
     refresh();
     if (serves_head()) {
+#if SLICES
+      // A warp joins the parts of the columns that it multiplies: steps warp, warp + WARPS, ...; a half of the lanes has every second part. What was
+      // behind the sums of attention is free, the sums themselves are still read.
+      static_assert(kGroup <= 32, "a lane has a part's statistics");
+      constexpr int kColumns = kPerWarp * 4, kAlong = 32 / kColumns, kEach = (kGroup + kAlong - 1) / kAlong;
+      static_assert(kColumns <= 32 && WARPS * kColumns * 4 == KV_LORA, "the warps have all columns");
+      const u32 vector = act + kActBytes - 4 * kJoiners * KV_LORA;
+      const int step = warp + lane % kColumns / 4 * WARPS, column = step * 16 + lane % 4 * 4;
+      const u32* parts = partials + (u64)served * kGroup * kPartial;
+      uint4 raw[kEach + 1];
+      await_words(sh, raw, tag, [&](int i) {
+        return ptx::ldg128_relaxed(i == 0 ? parts + min(lane, kGroup - 1) * kPartial + KV_LORA
+                                          : parts + min((i - 1) * kAlong + lane / kColumns, kGroup - 1) * kPartial + min(column, KV_LORA - 4));
+      });
+      float top = lane < kGroup ? number(raw[0].x) : kNone;
+#pragma unroll
+      for (int mask = 16; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
+      const float mine = lane < kGroup ? exp2f(number(raw[0].x) - top) : 0.0f;
+      const float inverse = 1.0f / warp_sum(mine * number(raw[0].y));
+      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const float factor = __shfl_sync(0xffffffffu, mine, (i * kAlong + lane / kColumns) & 31);  // 0 where there is no part
+        const float4 v = numbers(raw[i + 1]);
+        if (i * kAlong + lane / kColumns < 32)
+          sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
+      }
+#pragma unroll
+      for (int mask = kColumns; mask < 32; mask *= 2)
+        sum = sum_of(sum, make_float4(__shfl_xor_sync(0xffffffffu, sum.x, mask), __shfl_xor_sync(0xffffffffu, sum.y, mask),
+                                      __shfl_xor_sync(0xffffffffu, sum.z, mask), __shfl_xor_sync(0xffffffffu, sum.w, mask)));
+      if (lane < kColumns) {
+        const float v[4] = {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse};
+        u16 high[4], low[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) high[i] = ptx::to_bf16(v[i]), low[i] = ptx::to_bf16(v[i] - ptx::bf16_value(high[i]));
+        uint2* place = reinterpret_cast<uint2*>(sh.act + kActBytes - 4 * kJoiners * KV_LORA) + column / 4;
+        place[0] = make_uint2(high[0] | (u32)high[1] << 16, high[2] | (u32)high[3] << 16);
+        place[KV_LORA / 4] = make_uint2(low[0] | (u32)low[1] << 16, low[2] | (u32)low[3] << 16);
+      }
+      __syncwarp();
+#else
+      const u32 vector = act;
       constexpr int kEach = (kGroup + kJoiners - 1) / kJoiners;
-      const int joiner = tid / (KV_LORA / 4), vector = tid % (KV_LORA / 4);
+      const int joiner = tid / (KV_LORA / 4), column = tid % (KV_LORA / 4);
       const u32* parts = partials + (u64)served * kGroup * kPartial;
       uint4 raw[2 * kEach];  // a part's sums and its statistics, one part after the other
       auto which = [&](int i) { return min(joiner + i * kJoiners, kGroup - 1); };
       await_words(sh, raw, tag,
-                  [&](int i) { return ptx::ldg128_relaxed(parts + which(i / 2) * kPartial + (i % 2 == 0 ? 4 * vector : KV_LORA)); });
+                  [&](int i) { return ptx::ldg128_relaxed(parts + which(i / 2) * kPartial + (i % 2 == 0 ? 4 * column : KV_LORA)); });
       float top = kNone, total = 0.0f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
@@ -1440,8 +1730,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
         }
       float* joined = sh.part + joiner * (KV_LORA + 4);
-      *reinterpret_cast<float4*>(joined + 4 * vector) = sum;
-      if (vector == 0) {
+      *reinterpret_cast<float4*>(joined + 4 * column) = sum;
+      if (column == 0) {
         joined[KV_LORA] = top;
         joined[KV_LORA + 1] = total;
       }
@@ -1465,29 +1755,50 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         store_split(sh, 2 * tid + 1, sum.z * inverse, sum.w * inverse);
       }
       consumer_sync();
-      stamp(lanes, record + kValues, 1);
+#endif
+      stamp(lanes, record + kValues, 1), mark(sh, kVector);
       int pieces = 0;
+      mark_stage(sh, ring, kStage);
 #pragma unroll 1
       for (u32 tile = sub; tile < kValueTiles; tile += kGroup) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        take_bf16(ring, sh, act, kValueSteps, c);
+        take_bf16(ring, sh, vector, kValueSteps, c, kSlices ? 2 * KV_LORA : kVectorBytes);
         store_sums(sh, half + pieces++, c[0] + c[1], c[2] + c[3]);
       }
+      mark(sh, kMultiplied);
       consumer_sync();
+      mark(sh, kSummed);
 #pragma unroll 1
       for (int item = tid; item < pieces * 16; item += kConsumers)
         publish(attended + served * V_DIM + (sub + item / 16 * kGroup) * 16 + item % 16, sum_part(sh, half + item / 16, item % 16), tag);
       half = PIECES - half;
     } else {
-      stamp(lanes, record + kValues, 1);
+      stamp(lanes, record + kValues, 1), mark(sh, kVector);
     }
     stamp(lanes, record + kValues, 2);
+    mark(sh, kPublished);
 
     // --- out: this CTA's rows of the residual ---
     stamp(lanes, record + kOut, 0);
+    mark_start(sh, lanes, record + kOut);
     refresh();
     {
       constexpr int kWidth = HEADS * V_DIM;
+#if SLICES
+      {
+        const Slice<kWidth> slice;
+        uint4 raw[kSlice<kWidth>];
+        float4 x[kSlice<kWidth>];
+        float peak = 0.0f;
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(attended + 4 * slice.at(i)); });
+#pragma unroll
+        for (int i = 0; i < kSlice<kWidth>; ++i) {
+          x[i] = numbers(raw[i]);
+          if (slice.has(i)) peak = fmaxf(peak, peak_of(x[i]));
+        }
+        undo = store_slice(sh, slice, x, peak);
+      }
+#else
       float4 x[kVectors<kWidth>];
       await_vector<kWidth>(sh, x, attended, tag);
       float peak = 0.0f;
@@ -1496,26 +1807,37 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         if (has_vector<kWidth>(i)) peak = fmaxf(peak, peak_of(x[i]));
       const Scale scale = scale_of_peak(reduce_peak(sh, peak));
       store_f16<kWidth>(sh, x, scale.factor);
+      undo = scale.undo;
       consumer_sync();
-      stamp(lanes, record + kOut, 1);
+#endif
+      stamp(lanes, record + kOut, 1), mark(sh, kVector);
       Fp8Tile<kOutUnits> tiles;
       tiles.load(act);
+      mark_stage(sh, ring, kStage);
 #pragma unroll 1
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row, high_row;
         tiles.take(ring, low_row, high_row);
+        if (kSlices) low_row *= undo, high_row *= undo;
         store_sums(sh, half + tile, low_row, high_row);
       }
+      mark(sh, kMultiplied);
       consumer_sync();
-      if (tid < own_rows) sh.own[tid] += sum_part(sh, half + tid / 16, tid % 16) * scale.undo;
+      mark(sh, kSummed);
+      if (tid < own_rows) {
+        const float row = sum_part(sh, half + tid / 16, tid % 16);
+        sh.own[tid] += kSlices ? row : row * undo;
+      }
       half = PIECES - half;
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }
     stamp(lanes, record + kOut, 2);
+    mark(sh, kPublished);
 
     // --- gate_up: this CTA's experts scored, the shared or dense FFN in quarters, then the chosen experts ---
     stamp(lanes, record + kGateUp, 0);
+    mark_start(sh, lanes, record + kGateUp);
     refresh();
     {
       float4 x[kVectors<HIDDEN>];
@@ -1560,11 +1882,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       undo = scale.undo;
       consumer_sync();
     }
-    stamp(lanes, record + kGateUp, 1);
+    stamp(lanes, record + kGateUp, 1), mark(sh, kVector);
     {
       const u32 tasks = (dense ? kDenseTiles : kSharedTiles) * kFeedParts, rows = 2 * (dense ? DENSE_INTER : SHARED_INTER);
       u32* feed = dense ? feed_dense : feed_shared;
       Fp8Tile<kFeedUnits> tiles;
+      mark_stage(sh, ring, kStage);
 #pragma unroll 1
       for (u32 task = cta; task < tasks;) {
         const u32 first_task = task;
@@ -1587,6 +1910,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
       // what this FFN's gate lets through, for down: a thread keeps its own, and the experts' weights are not there yet anyhow
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
+#if STAMPS
+      if (tid == 0) sh.marks += kWall;  // so that these words' marks are kFeedAnswered and kFeedWords
+#endif
 #pragma unroll
       for (int i = 0; i < kFeedVectors; ++i) {
         const int vector = tid + i * kConsumers;
@@ -1600,12 +1926,26 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             gate = sum_of(gate, numbers(raw[2 * n]));
             up = sum_of(up, numbers(raw[2 * n + 1]));
           }
-          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+          const float4 passed = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
+#if SLICES
+          if (kDownSlices && !dense) {  // as fp16, a unit of 128 scaled by the warp that has it
+            const Scale scale = scale_of_peak(warp_peak(peak_of(passed)));
+            reinterpret_cast<uint2*>(sh.feed)[vector] = make_uint2(ptx::pack_f16(passed.x * scale.factor, passed.y * scale.factor),
+                                                                   ptx::pack_f16(passed.z * scale.factor, passed.w * scale.factor));
+            if (lane == 0) sh.feed_undo[vector / 32] = scale.undo;
+            continue;
+          }
+#endif
+          *reinterpret_cast<float4*>(sh.feed + 4 * vector) = passed;
         }
       }
+#if STAMPS
+      if (tid == 0) sh.marks -= kWall;
+#endif
     }
     if (!dense) {
       Fp4Vector vector;
+      mark_stage(sh, ring, kExpertStage);
 #pragma unroll 1
       for (u32 task = cta; task < TOPK * kUpTiles;) {
         const u32 first_task = task;
@@ -1625,7 +1965,9 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           }
           store_sums(sh, half + pieces, quad_sum(low_row), quad_sum(high_row));
         }
+        mark(sh, kMultiplied);
         consumer_sync();
+        mark(sh, kSummed);
         if (tid < pieces * 8) ptx::mbar_wait(ptx::smem_addr(&sh.chosen), (u32)entry[kOrdinal] & 1);  // for the weights
 #pragma unroll 1
         for (int item = tid; item < pieces * 8; item += kConsumers) {
@@ -1639,11 +1981,38 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
     }
     stamp(lanes, record + kGateUp, 2);
+    mark(sh, kPublished);
 
     // --- down: chosen experts and the other FFN summed for this CTA's rows ---
     stamp(lanes, record + kDown, 0);
+    mark_start(sh, lanes, record + kDown);
     refresh();
-    {
+    const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
+    const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
+    float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
+    if (kDownSlices && !dense) {
+      constexpr int kEach = kPerWarp / 2;
+      const Fp8Lane mine;
+      take_fp8_tiles(ring, mine, ptx::smem_addr(sh.feed), own_rows / 16, sh, low_mine, high_mine);  // before the words
+      uint4 raw[kEach];
+      float4 x[kEach];
+      auto at = [&](int i) { return min((int)first_unit * 16 + i * 32 + lane, TOPK * INTER / 4 - 1); };
+      await_words(sh, raw, kind_tag, [&](int i) { return ptx::ldg128_relaxed(inter + 4 * at(i)); });
+      float peak = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        x[i] = numbers(raw[i]);
+        if (i * 32 + lane < (int)units * 16) peak = fmaxf(peak, peak_of(x[i]));
+      }
+      const Scale scale = scale_of_peak(warp_peak(peak));
+#pragma unroll
+      for (int i = 0; i < kEach; ++i)
+        if (i * 32 + lane < (int)units * 16)
+          reinterpret_cast<uint2*>(sh.act)[at(i)] =
+              make_uint2(ptx::pack_f16(x[i].x * scale.factor, x[i].y * scale.factor), ptx::pack_f16(x[i].z * scale.factor, x[i].w * scale.factor));
+      __syncwarp();
+      undo = scale.undo;
+    } else {
       constexpr int kRouted = TOPK * INTER;
       float4 x[kVectors<kRouted>] = {};
       const int feed_inter = dense ? DENSE_INTER : SHARED_INTER;
@@ -1671,9 +2040,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       undo = scale.undo;
       consumer_sync();
     }
-    stamp(lanes, record + kDown, 1);
+    stamp(lanes, record + kDown, 1), mark(sh, kVector);
     {
       constexpr u32 kFeed = 2 * TOPK * INTER;  // where the other FFN's activations lie
+      mark_stage(sh, ring, kStage);
       if (dense) {
         Fp8Tile<kDenseUnits> tiles;
         tiles.load(act + kFeed);
@@ -1684,11 +2054,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           store_sums(sh, half + tile, low_row * undo, high_row * undo);
         }
       } else {
-        const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
-        const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
         const Fp8Lane mine;
-        float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
-        if (kTogether) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, low_mine, high_mine);
+        if (kTogether && !kDownSlices) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, sh, low_mine, high_mine);
         Fp4Vector vector;
         vector.load(act + first_unit * 128, 128, units);
 #pragma unroll 1
@@ -1705,11 +2072,14 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
           if (!kTogether) take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
-          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * undo),
-                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * undo));
+          const float feed_undo = kDownSlices ? 1.0f : undo;
+          store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * feed_undo),
+                     fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * feed_undo));
         }
       }
+      mark(sh, kMultiplied);
       consumer_sync();
+      mark(sh, kSummed);
       float row = 0.0f;
       if (tid < own_rows) sh.own[tid] = row = sh.own[tid] + sum_part(sh, half + tid / 16, tid % 16);
       half = PIECES - half;
@@ -1717,10 +2087,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       if (tid < own_rows) publish(x_in + own.low * 16 + tid, row, tag);
     }
     stamp(lanes, record + kDown, 2);
+    mark(sh, kPublished);
   }
 
   // --- head and argmax ---
   stamp(lanes, LAYERS * kPhases, 0);
+  mark_start(sh, lanes, LAYERS * kPhases);
   {
     float4 x[kVectors<HIDDEN>];
     uint2 gain[kVectors<HIDDEN>];
@@ -1737,7 +2109,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       }
     consumer_sync();
   }
-  stamp(lanes, LAYERS * kPhases, 1);
+  stamp(lanes, LAYERS * kPhases, 1), mark(sh, kVector);
   float top = 4.0f * kNone;
   int top_row = 0;
   for (bool over = false; !over;) {
@@ -1770,7 +2142,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     }
     half = PIECES - half;
   }
-  stamp(lanes, LAYERS * kPhases, 2);
+  stamp(lanes, LAYERS * kPhases, 2), mark(sh, kPublished);
   auto reduce_top = [&] {
 #pragma unroll
     for (int mask = 16; mask > 0; mask >>= 1) {
@@ -1796,8 +2168,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     u32 last = 0;
     if (lane == 0) {
       if (sh.dead) atomicOr(error, 1u);
-      best[2 * cta] = top;
-      best[2 * cta + 1] = __int_as_float(top_row);
+      store_top(best + 2 * cta, top, top_row);
       __threadfence();
       last = ptx::add_acq_rel(sync + 1, 1) == GRID - 1;
       __threadfence();

@@ -147,6 +147,7 @@ def test_plans_fit_and_refuse_by_field() -> None:
     with pytest.raises(InputError, match="do not fit"):
         persistent_latent.make_plan(GLM, 132, stages=16)
     refused = ({"warps": 12}, {"in_flight": 40}, {"stages": 2}, {"prefetch_bytes": 8}, {"collective_ns": -1})
+    refused = (*refused, {"hold": 2}, {"hold": -1}, {"light_bytes": -1}, {"stamps": True, "lanes": True})
     for change in (*refused, {"gate": 3}, {"leave_out": 4}):
         with pytest.raises(InputError, match=next(iter(change))):
             replace(plan, **change)
@@ -398,6 +399,28 @@ def test_phases_are_summed_up_by_medians() -> None:
         assert row["wait"] == pytest.approx(3.0)
         assert row["compute"] == pytest.approx(20.0)
     assert rows[0]["total"] == pytest.approx(100.0)
+
+
+def test_marks_are_put_on_one_clock_and_counted_from_the_start() -> None:
+    """Two CTAs whose clocks run at 1.5 and 2 ticks a ns from other zeros, a timer of 32 ns steps, two layers."""
+    names, phases = persistent_latent.MARKS, len(persistent_latent.PHASES)
+    wall = names.index("wall")
+    after = torch.arange(len(names)) * 100.0  # ns behind the phase's start
+    stamps = torch.zeros(2, 2 * phases + 1, len(names), dtype=torch.int64)
+    for cta, (rate, zero) in enumerate(((1.5, 70_000), (2.0, 9_000_000))):
+        starts = torch.arange(2 * phases + 1) * 3007.0 + 20 * cta
+        stamps[cta] = ((starts[:, None] + after) * rate + zero).round().long()
+        stamps[cta, :, wall] = 5_000_000 + (starts // 32 * 32).long()
+    stamps[..., names.index("stage")] = 0  # never set
+    rows = persistent_latent_bench.mark_table(stamps, 2)
+    assert [row["phase"] for row in rows] == list(persistent_latent.PHASES)
+    for row in rows:
+        assert "stage" not in row
+        assert row["answered"] == pytest.approx(0.1, abs=2e-3)
+        assert row["published"] == pytest.approx(0.7, abs=2e-3)
+        assert row["next"] == pytest.approx(3.007, abs=2e-3)
+        # the other's words 200 ns into a phase that starts 2307 ns behind the last publication
+        assert row["last_published"] == pytest.approx(3.007 - 0.7 + 0.2 - 0.02, abs=0.05)
 
 
 @needs_nvrtc

@@ -27,10 +27,16 @@ def words(arguments: list[nvrtc.Argument]) -> ctypes.Array[ctypes.c_uint64]:
 
 
 def simulated(
-    build: Build, shape: LatentShape, plan: LatentPlan, positions: list[int], *, forced: bool = False
+    build: Build,
+    shape: LatentShape,
+    plan: LatentPlan,
+    positions: list[int],
+    *,
+    forced: bool = False,
+    lanes: list[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Run the kernel on the CPU at ``positions``, one launch after the other on the same scratch memory; compare with
-    float64, return the logits."""
+    float64, return the logits. ``lanes`` gets what the last step recorded."""
     library = build("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(shape, plan))
     assert library.shared_bytes() <= persistent_latent.shared_bytes(shape, plan)
     generator = torch.Generator().manual_seed(1)
@@ -67,6 +73,8 @@ def simulated(
         if plan.lanes:
             assert (buffers.lanes[:, :, 2] > buffers.lanes[:, :, 0]).all()
         logits.append(buffers.logits.clone())
+    if lanes is not None:
+        lanes.append(buffers.lanes.clone())
     return logits
 
 
@@ -114,6 +122,58 @@ def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
     slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, gate=1)
     pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "warps", "positions"),
+    [
+        (TINY, 5, 8, [30]),  # low's tiles start at odd units, the shared expert's down is not together
+        (TINY, 16, 16, [1]),
+        (BARE, 16, 8, [0, 47]),  # together: its activations have a scale a unit
+        (replace(BARE, layers=1, heads=8, v_dim=256, q_lora=2176), 9, 8, [20]),
+        (replace(BARE, layers=2, heads=4, top_k=8, inter=256, shared_inter=256, q_lora=384), 16, 8, [3]),
+    ],
+)
+def test_a_warp_keeps_the_part_of_a_vector_that_it_multiplies(
+    build_kernel: Build, shape: LatentShape, grid: int, warps: int, positions: list[int]
+) -> None:
+    plan = persistent_latent.make_plan(shape, grid, warps=warps, stages=4, in_flight=2)
+    simulated(build_kernel, shape, replace(plan, slices=True), positions)
+
+
+def test_holding_back_and_who_polls_keep_the_bits(build_kernel: Build) -> None:
+    """Fewer stages in flight while words are polled for: with so many as ever else, and with all; light waits."""
+    plan = plan_for(TINY, 7)
+    plans = (
+        plan,
+        replace(plan, hold=1),
+        replace(plan, hold=2, in_flight=0, light_bytes=4),
+        replace(plan, light_bytes=64),
+    )
+    first, *others = (simulated(build_kernel, TINY, each, [2]) for each in plans)
+    assert all(torch.equal(one, other) for logits in others for one, other in zip(first, logits, strict=True))
+
+
+@pytest.mark.parametrize("slices", [False, True])
+def test_stamps_rise_within_a_phase_and_keep_the_bits(build_kernel: Build, slices: bool) -> None:
+    plan = replace(plan_for(TINY, 5), slices=slices)
+    stamps: list[torch.Tensor] = []
+    first, second = (
+        simulated(build_kernel, TINY, each, [2], lanes=stamps) for each in (plan, replace(plan, stamps=True))
+    )
+    assert torch.equal(first[0], second[0])
+    marks = stamps[1]
+    assert tuple(marks.shape) == (5, TINY.layers * 7 + 1, len(persistent_latent.MARKS))
+    in_order = marks[:, :-1, : persistent_latent.MARKS.index("wall")]
+    seen = in_order.where(in_order != 0, in_order.cummax(dim=-1).values)
+    assert (seen.diff(dim=-1) >= 0).all()
+    assert (in_order[..., 0] > 0).all()
+    assert (in_order[..., -1] > in_order[..., 0]).all()
+    gate_up = persistent_latent.PHASES.index("gate_up")
+    routed = marks[:, gate_up : TINY.layers * 7 : 7][:, TINY.dense_layers :]
+    names = ("dealt", "scores", "first_choice", "chosen")
+    assert (routed[..., [persistent_latent.MARKS.index(name) for name in names]].diff(dim=-1) > 0).all()
+    assert (routed[..., persistent_latent.MARKS.index("feed_words")] > routed[..., 0]).all()
 
 
 @pytest.mark.parametrize(("state", "flag"), [((5, CAPACITY), 2), ((272, 3), 4)])
