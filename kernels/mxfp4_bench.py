@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
-from workbench.kernels import mxfp4_cuda, mxfp4_lanes, mxfp4_tiles, nvrtc
+from workbench.kernels import mxfp4_columns, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, mxfp4_tiles, nvrtc
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
 from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
+from workbench.kernels.mxfp4_one_token import OneTokenPass, OneTokenPlan
 from workbench.kernels.mxfp4_stream import Stream, StreamPlan, compile_stream
 
 GPT_OSS = ExpertShape(2880, 2880, 128, 4, clamp=True, bias=True)
@@ -30,6 +31,7 @@ GPT_OSS_20B = ExpertShape(2880, 2880, 32, 4, clamp=True, bias=True)
 GLM = ExpertShape(6144, 2048, 256, 8)
 GLM_RANK = ExpertShape(6144, 256, 256, 8)
 QWEN = ExpertShape(2048, 768, 128, 8)
+SMS = 132  # of an H200; what is compiled ahead is for one card
 NAMES = {
     GPT_OSS: "gpt-oss-120b",
     GPT_OSS_20B: "gpt-oss-20b",
@@ -58,8 +60,23 @@ def checkpoint(shape: ExpertShape, experts: int, generator: torch.Generator) -> 
     return result
 
 
-def packed(shape: ExpertShape, source: dict[str, torch.Tensor]) -> ExpertWeights:
-    """The checkpoint re-laid out; gpt-oss alternates gate and up rows, the others stack them."""
+AnyPlan = Plan | OneTokenPlan
+AnyPass = ExpertPass | OneTokenPass
+
+
+def build_passes(shape: ExpertShape, tokens: int, plan: AnyPlan | None, split: bool) -> list[AnyPass]:
+    """The pass that ``plan`` is of, the default's where there is none; ``split``: its halves as two launches."""
+    if isinstance(plan, OneTokenPlan):
+        return [OneTokenPass(shape, plan=plan)]
+    runs = [ExpertPass(shape, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
+    for other in runs[1:]:
+        other.inter = runs[0].inter
+    return [*runs]
+
+
+def packed(shape: ExpertShape, source: dict[str, torch.Tensor], pairs: int = 0) -> ExpertWeights:
+    """The checkpoint re-laid out; gpt-oss alternates gate and up rows, the others stack them. ``pairs``: down by
+    columns, so many pairs of row tiles a chunk."""
     order: mxfp4_tiles.Rows = "interleaved" if shape.clamp else "halves"
     biases = (
         (mxfp4_tiles.pack_bias(source["gate_up_bias"], order=order), source["down_bias"])
@@ -68,7 +85,9 @@ def packed(shape: ExpertShape, source: dict[str, torch.Tensor]) -> ExpertWeights
     )
     return ExpertWeights(
         mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order),
-        mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]),
+        mxfp4_columns.pack_columns(source["down"], source["down_scales"], pairs)
+        if pairs
+        else mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]),
         *biases,
     )
 
@@ -80,7 +99,7 @@ def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def check(
-    shape: ExpertShape, tokens: int, plan: Plan | None = None, *, seed: int = 0, split: bool = False
+    shape: ExpertShape, tokens: int, plan: AnyPlan | None = None, *, seed: int = 0, split: bool = False
 ) -> dict[str, Any]:
     """Compare one pass with float64. ``inter`` may err by its rounding to bf16 and 1e-5 of its largest element;
     ``out`` is compared given the kernel's own ``inter``, so fp32 summation is all it errs by.
@@ -91,23 +110,21 @@ def check(
     small = ExpertShape(**{**asdict(shape), "experts": experts})
     generator = torch.Generator("cuda").manual_seed(seed)
     source = checkpoint(small, experts, generator)
-    weights = packed(small, source)
+    weights = packed(small, source, plan.warps if isinstance(plan, OneTokenPlan) else 0)
     x = (torch.randn(tokens, shape.hidden, generator=generator, device="cuda") * 3).to(torch.bfloat16)
     x[:, 5] *= 300  # an outlier channel
     ids = torch.stack(
         [torch.randperm(experts, generator=generator, device="cuda")[: shape.top_k] for _ in range(tokens)]
     ).to(torch.int32)
     routing = torch.rand(tokens, shape.top_k, generator=generator, device="cuda") + 0.1
-    runs = [ExpertPass(small, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
-    for other in runs[1:]:
-        other.inter = runs[0].inter
+    runs = build_passes(small, tokens, plan, split)
     lanes = None
     if runs[0].plan.lanes:
         lanes = torch.zeros(runs[0].lane_words, dtype=torch.int64, device="cuda")
     outs = []
     for _ in range(3):
         out = torch.full((tokens, shape.hidden), float("nan"), device="cuda")
-        if runs[0].plan.exchange == "counters":
+        if isinstance(runs[0], OneTokenPass) or runs[0].plan.exchange == "counters":
             runs[0].inter.fill_(float("nan"))
         for run in runs:
             run.run(x, ids, routing, weights, out, lanes=lanes)
@@ -115,7 +132,7 @@ def check(
         for run in runs:
             run.check()
         outs.append(out)
-    slots = mxfp4_cuda.slot_order(ids)
+    slots = mxfp4_cuda.slot_order(ids)  # of one token: its choices, which differ
     inter = runs[0].activation()
     expected = torch.zeros(tokens, shape.hidden, dtype=torch.float64, device="cuda")
     worst, equal, excess = 0.0, 1.0, 0.0
@@ -188,19 +205,22 @@ def read_roof() -> dict[str, Any]:
     return {"best": max(row["bytes_per_s"] for row in rows), "rows": rows}
 
 
-def random_layers(shape: ExpertShape, layers: int, experts: int) -> list[ExpertWeights]:
-    """Random bytes straight in the packed layout, with harmless scales: good for timing, where any code is as good as
-    another."""
+def random_layers(shape: ExpertShape, layers: int, experts: int, pairs: int = 0) -> list[ExpertWeights]:
+    """Random bytes straight in the packed layout (``pairs``: down by columns), with harmless scales: good for timing,
+    where any code is as good as another."""
     result = []
     for _ in range(layers):
         tensors = []
-        for tiles, units in ((shape.inter // 8, shape.hidden // 64), (shape.hidden // 16, shape.inter // 64)):
-            t = torch.randint(
-                0, 256, (experts, tiles, units * mxfp4_tiles.UNIT_BYTES), dtype=torch.uint8, device="cuda"
-            )
-            t[:, :, units * mxfp4_tiles.UNIT_WEIGHT_BYTES :] = (
-                117 + t[:, :, units * mxfp4_tiles.UNIT_WEIGHT_BYTES :] % 5
-            )
+        runs = [
+            (rows, units * mxfp4_tiles.UNIT_BYTES, units * mxfp4_tiles.UNIT_WEIGHT_BYTES)
+            for rows, units in ((shape.inter // 8, shape.hidden // 64), (shape.hidden // 16, shape.inter // 64))
+        ]
+        if pairs:
+            size, chunks = mxfp4_columns.chunk_bytes(shape.inter, pairs), shape.hidden // (32 * pairs)
+            runs[1] = (chunks, size, size // 17 * 16)
+        for rows, size, scales in runs:
+            t = torch.randint(0, 256, (experts, rows, size), dtype=torch.uint8, device="cuda")
+            t[:, :, scales:] = 117 + t[:, :, scales:] % 5
             tensors.append(t)
         biases = [
             torch.randn(experts, n, device="cuda").to(torch.bfloat16) if shape.bias else None
@@ -215,7 +235,7 @@ def time_variant(
     tokens: int,
     layers: list[ExpertWeights],
     *,
-    plan: Plan | None = None,
+    plan: AnyPlan | None = None,
     overlap: bool = False,
     split: bool = False,
     launches: int = 24,
@@ -223,9 +243,7 @@ def time_variant(
     """Microseconds a pass inside a graph of ``launches`` passes over rotating layers and experts."""
     experts = layers[0].gate_up.shape[0]
     small = ExpertShape(**{**asdict(shape), "experts": experts})
-    runs = [ExpertPass(small, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
-    for other in runs[1:]:
-        other.inter = runs[0].inter
+    runs = build_passes(small, tokens, plan, split)
     x = torch.randn(tokens, shape.hidden, device="cuda").to(torch.bfloat16)
     out = torch.empty(tokens, shape.hidden, device="cuda")
     routing = torch.rand(tokens, shape.top_k, device="cuda")
@@ -339,26 +357,33 @@ def variants() -> list[Variant]:
 
 
 def next_variants() -> list[Variant]:
-    """The next round of docs/kernels-cuda.md: where in a pass of one token its arithmetic shows; all with overlap."""
+    """The next round of docs/kernels-cuda.md: down by columns; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    plain = replace(base, decode=0, lean=False)
-    plans = {
+    columns = mxfp4_one_token.make_plan(GPT_OSS, SMS)
+    plans: dict[str, AnyPlan] = {
         "base": base,
-        "lanes": replace(base, lanes=True),
-        "stream only": replace(base, probe=1),
-        "stream only, lanes": replace(base, probe=1, lanes=True),
-        "plain": plain,
-        "plain, lanes": replace(plain, lanes=True),
-        "6 stages, 3 in flight, lanes": replace(base, stages=6, in_flight=3, lanes=True),
-        "loads only": replace(base, probe=2),
-        "loads only, lanes": replace(base, probe=2, lanes=True),
-        "one part a sum": replace(base, probe=3),
-        "one part a sum, lanes": replace(base, probe=3, lanes=True),
-        "no wait for activations": replace(base, probe=4),
-        "no wait for activations, lanes": replace(base, probe=4, lanes=True),
+        "columns": columns,
+        "columns, 2 teams": replace(columns, teams=2),
+        "columns, 2 teams, lanes": replace(columns, teams=2, lanes=True),
+        "columns, 2 teams, stream only": replace(columns, teams=2, probe=1),
+        "columns, 2 teams, 3 in flight from 3": replace(columns, teams=2, in_flight=3),
+        "columns, 2 teams, 5 stages": replace(columns, teams=2, stages=5),
+        "columns, 2 teams, 6 stages": replace(columns, teams=2, stages=6),
+        "columns, 2 teams, 6 stages, lanes": replace(columns, teams=2, stages=6, lanes=True),
+        "columns, 2 teams, 6 stages, 3 from 3": replace(columns, teams=2, stages=6, in_flight=3),
+        "columns, 2 teams, 8 stages": replace(columns, teams=2, stages=8),
+        "columns, 2 teams, 6 stages, 4 KB": replace(columns, teams=2, stages=6, copy_bytes=4080),
+        "columns, 2 teams, decode 0": replace(columns, teams=2, decode=0),
+        "columns, 2 teams (again)": replace(columns, teams=2),
+        "columns (again)": columns,
         "base (again)": base,
     }
-    return [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
+    rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
+    rows += [
+        ("base", QWEN, 1, {"plan": mxfp4_cuda.make_plan(QWEN, 1), "overlap": True}),
+        ("columns", QWEN, 1, {"plan": mxfp4_one_token.make_plan(QWEN, SMS), "overlap": True}),
+    ]
+    return rows
 
 
 def next_streams() -> dict[str, StreamPlan]:
@@ -379,7 +404,14 @@ Job = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]  # kind, what to 
 def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
     """What is run, the most telling first, of kind ``check``, ``roof`` or ``time``; ``following``: the next round."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    held: dict[ExpertShape, list[ExpertWeights]] = {}
+    held: dict[tuple[ExpertShape, int], list[ExpertWeights]] = {}
+
+    def layers_of(shape: ExpertShape, pairs: int = 0) -> list[ExpertWeights]:
+        if (shape, pairs) not in held:
+            held.clear()
+            torch.cuda.empty_cache()
+            held[shape, pairs] = random_layers(shape, 6, 48 if shape is QWEN else 24, pairs)
+        return held[shape, pairs]
 
     def checked(shape: ExpertShape, tokens: int, **options: Any) -> Job:
         name = {"shape": NAMES[shape], "tokens": tokens}
@@ -387,20 +419,16 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
 
     def timed(name: str, shape: ExpertShape, tokens: int, options: dict[str, Any]) -> Job:
         def run() -> dict[str, Any]:
-            if shape not in held:
-                held.clear()
-                torch.cuda.empty_cache()
-                held[shape] = random_layers(shape, 6, 48 if shape is QWEN else 24)
-            row = {"variant": name, **time_variant(shape, tokens, held[shape], **options)}
+            plan = options.get("plan")
+            layers = layers_of(shape, plan.warps if isinstance(plan, OneTokenPlan) else 0)
+            row = {"variant": name, **time_variant(shape, tokens, layers, **options)}
             return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
 
         return "time", {"variant": name, "shape": NAMES[shape], "tokens": tokens}, run
 
     def read(name: str, plan: StreamPlan) -> Job:
         def run() -> dict[str, Any]:
-            if GPT_OSS not in held:
-                held[GPT_OSS] = random_layers(GPT_OSS, 6, 24)
-            row = {"variant": name, **time_stream(GPT_OSS, held[GPT_OSS], plan)}
+            row = {"variant": name, **time_stream(GPT_OSS, layers_of(GPT_OSS), plan)}
             return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
 
         return "time", {"variant": name, "shape": NAMES[GPT_OSS], "tokens": 1}, run
@@ -427,14 +455,13 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
     ]
 
 
-def next_checked() -> list[tuple[ExpertShape, int, Plan]]:
+def next_checked() -> list[tuple[ExpertShape, int, AnyPlan]]:
     """The options of the next round that leave the result right, each at least once."""
-    base = mxfp4_cuda.make_plan(GPT_OSS, 1)
+    columns = mxfp4_one_token.make_plan(GPT_OSS, SMS)
     return [
-        (GPT_OSS, 1, base),
-        (GPT_OSS, 1, replace(base, lanes=True)),
-        (GPT_OSS, 1, replace(base, decode=0, lean=False, lanes=True)),
-        (GPT_OSS, 1, replace(base, stages=6, in_flight=3, lanes=True)),
+        (GPT_OSS, 1, columns),
+        (GPT_OSS, 1, replace(columns, teams=2, stages=8, in_flight=3, ramp=1, copy_bytes=4080, decode=0, lanes=True)),
+        (QWEN, 1, mxfp4_one_token.make_plan(QWEN, SMS)),
     ]
 
 
@@ -445,8 +472,11 @@ def compile_all(following: bool = False) -> int:
         functools.partial(nvrtc.compile_kernel, "read_roof.cu", "read_roof", {"UNROLL": unroll}) for unroll in (4, 8)
     ]
 
-    def add(shape: ExpertShape, tokens: int, experts: int, plan: Plan | None, split: bool = False) -> None:
+    def add(shape: ExpertShape, tokens: int, experts: int, plan: AnyPlan | None, split: bool = False) -> None:
         small = ExpertShape(**{**asdict(shape), "experts": experts})
+        if isinstance(plan, OneTokenPlan):
+            jobs.append(functools.partial(mxfp4_one_token.compile_pass, small, SMS, plan))
+            return
         chosen = plan or mxfp4_cuda.make_plan(small, tokens)
         if split:
             chosen = replace(chosen, exchange="counters")

@@ -222,6 +222,69 @@ __device__ __forceinline__ float lean_dot(const Activation<1, UNITS>& x, u32 wei
   return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
 }
 
+// One token's slice of UNITS up to 4 units for apart_dot: lane (g, t) has the 8 columns of block g that it shares with the quad, for the MMA's
+// column g. undo: 2^14 over the slice's scale, as Activation's.
+template <int UNITS>
+struct Slice {
+  static_assert(UNITS <= 4, "a column for each block");
+  u32 b[4];
+  float undo;
+  // source: bf16, the slice's first column. What goes to memory, and what waits for it.
+  static __device__ __forceinline__ uint4 fetch(const u16* source) {
+    const int lane = threadIdx.x & 31;
+    return lane / 4 < 2 * UNITS ? ptx::ldg128_l2(source + lane * 8) : make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void take(uint4 raw) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+    u32 amax = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) amax = max(amax, max(words[i] & 0x7fffu, (words[i] >> 16) & 0x7fffu));
+    amax = ptx::warp_max_u32(amax);
+    const int shift = min(max(amax == 0 ? 0 : 142 - (int)(amax >> 7), -112), 126);
+    const float scale = __uint_as_float((u32)(shift + 127) << 23);
+    undo = __uint_as_float((u32)(141 - shift) << 23);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i] = ptx::pack_f16(ptx::bf16_low(words[i]) * scale, ptx::bf16_high(words[i]) * scale);
+  }
+};
+
+// lean_dot with an accumulator for each block instead of zeros in the other blocks' columns of B: four registers of activation instead of 8 UNITS, no
+// masks, and chains of two MMAs. A lane takes from each accumulator what is its block's; the rest, another block's weights against its column,
+// nobody reads. scales: the scale word of unit t (any where there is none); the same bits as lean_dot's.
+template <int UNITS, typename Loaded>
+__device__ __forceinline__ float apart_dot(const Slice<UNITS>& x, u32 weights, u32 scales, u32 t, Loaded loaded) {
+  uint4 w[UNITS];
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) w[u] = ptx::lds128(weights + u * kUnitWeightBytes);
+  u32 factor = ptx::lds32(scales);
+  loaded();
+  float mine[4];  // rows g and g + 8 of this lane's even block, of its odd block
+#pragma unroll
+  for (int u = 0; u < UNITS; ++u) {
+    float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    u32 a[4];
+    decode(w[u].x, a);
+    ptx::mma_f16(even, a, x.b[0], x.b[1]);
+    decode(w[u].z, a);
+    ptx::mma_f16(odd, a, x.b[0], x.b[1]);
+    decode(w[u].y, a);
+    ptx::mma_f16(even, a, x.b[2], x.b[3]);
+    decode(w[u].w, a);
+    ptx::mma_f16(odd, a, x.b[2], x.b[3]);
+    const bool take = u == 0 || t >= (u32)u;  // the last that holds stays
+    mine[0] = take ? even[0] : mine[0];
+    mine[1] = take ? even[2] : mine[1];
+    mine[2] = take ? odd[1] : mine[2];
+    mine[3] = take ? odd[3] : mine[3];
+  }
+  if (UNITS < 4) factor = t < (u32)UNITS ? factor : 0u;
+  const float low = fmaf(mine[0], scale_of(factor, 0), fmaf(mine[2], scale_of(factor, 1), 0.0f)) * x.undo;
+  const float high = fmaf(mine[1], scale_of(factor, 2), fmaf(mine[3], scale_of(factor, 3), 0.0f)) * x.undo;
+  const bool upper = (t & 2) != 0;
+  float sum = (upper ? high : low) + __shfl_xor_sync(0xffffffffu, upper ? low : high, 2);
+  return sum + __shfl_xor_sync(0xffffffffu, sum, 1);
+}
+
 // Partial sums of one warp's slice into shared memory, [16 rows][T].
 template <int T>
 __device__ __forceinline__ void store_partial(float* part, const float (&out)[4]) {

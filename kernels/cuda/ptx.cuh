@@ -170,6 +170,11 @@ __device__ __forceinline__ u32 lds32(u32 address) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
   return v;
 }
+__device__ __forceinline__ u32 lds16(u32 address) {
+  u16 v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
 // From L2: data another CTA wrote in this launch.
 __device__ __forceinline__ uint4 ldg128_l2(const void* address) {
   uint4 v;

@@ -415,6 +415,7 @@ template <typename T> inline T load_shared(u32 address) {
 inline uint4 lds128(u32 address) { return load_shared<uint4>(address); }
 inline uint2 lds64(u32 address) { return load_shared<uint2>(address); }
 inline u32 lds32(u32 address) { return load_shared<u32>(address); }
+inline u32 lds16(u32 address) { return load_shared<u16>(address); }
 inline uint4 ldg128_l2(const void* address) { return load<uint4>(address); }
 inline uint4 ldg128_relaxed(const void* address) {
   simt::yield("words", 0);

@@ -1,4 +1,4 @@
-"""kernels/cuda/mxfp4_experts.cu, its own source, run on the CPU and held to float64."""
+"""kernels/cuda/mxfp4_experts.cu and mxfp4_one_token.cu, their own source, run on the CPU and held to float64."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.kernels import mxfp4_bench, mxfp4_cuda, mxfp4_lanes, nvrtc
+from workbench.errors import InputError
+from workbench.kernels import mxfp4_bench, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, nvrtc
 
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 
@@ -62,6 +63,40 @@ class Case:
         self.hold(inter[half], out)
         return inter[half], out
 
+    def run_columns(self, build: Build, plan: mxfp4_one_token.OneTokenPlan, launches: int = 3) -> torch.Tensor:
+        """The same of the pass of one token with down by columns; returns the last launch's output."""
+        shape, grid = self.shape, self.grid
+        library = build("mxfp4_one_token.cu", "mxfp4_one_token.cpp", mxfp4_one_token.macros(shape, grid, plan))
+        assert library.shared_bytes() <= mxfp4_one_token.shared_bytes(shape, grid, plan)
+        inter = torch.full((shape.top_k, 1, shape.inter), float("nan"), dtype=torch.bfloat16)
+        parts = torch.full((grid, shape.hidden), -1, dtype=torch.int32)
+        passed, error = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        lanes = torch.zeros(launches, grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS, dtype=torch.int64)
+        w = mxfp4_bench.packed(shape, self.source, plan.warps)
+        outs: list[torch.Tensor] = []
+        for seed in range(launches):
+            out = torch.full((1, shape.hidden), float("nan"))
+            tensors = [self.x, self.ids, self.routing, w.gate_up, w.down, w.gate_up_bias, w.down_bias, inter, parts]
+            addresses = [0 if t is None else t.data_ptr() for t in (*tensors, passed, out, error, lanes[seed])]
+            arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
+            assert library.run_experts(arguments, grid, seed) == 0, "the pass deadlocked"
+            assert ((parts & 1) == seed % 2).all()
+            assert passed.item() == (seed + 1) % 2 * grid
+            self.hold(inter, out)
+            outs.append(out.clone())
+        assert not error.any()
+        self.ids[0, 0] += shape.experts  # out of range: flagged, and no address is made of it
+        assert library.run_experts(arguments, grid, launches) == 0
+        assert error.item() == 2
+        self.ids[0, 0] -= shape.experts
+        assert mxfp4_bench.relative(outs[0], outs[-1].double()) < 1e-6  # a turn is a bit of every part
+        assert torch.equal(outs[0], outs[2])
+        if plan.lanes:
+            check_stamps(lanes, exchanged=False)
+        else:
+            assert not lanes.any()
+        return outs[-1]
+
     def hold(self, inter: torch.Tensor, out: torch.Tensor) -> None:
         """Both against float64, the output given the activation."""
         source, shape = self.source, self.shape
@@ -101,14 +136,43 @@ def test_source_on_the_cpu_equals_float64(build_kernel: Build, tokens: int) -> N
         assert torch.equal(outs[0], out)  # who waits for whom changes no bit
 
 
-def check_stamps(lanes: torch.Tensor) -> None:
-    """Every event is there, after the one before it; waits lie within the phase that they are of."""
+COLUMNS = {
+    "blocks cut anywhere, two experts in a CTA": (mxfp4_cuda.ExpertShape(192, 128, 8, 2, clamp=True, bias=True), 3),
+    "equal shares": (mxfp4_cuda.ExpertShape(192, 128, 4, 4), 8),
+    "one expert in several CTAs": (mxfp4_cuda.ExpertShape(256, 192, 4, 1, bias=True), 5),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_down_by_columns_equals_float64(build_kernel: Build, name: str) -> None:
+    shape, grid = COLUMNS[name]
+    case = Case(shape, 1, grid)
+    plan = mxfp4_one_token.make_plan(shape, grid, stages=3)
+    out = case.run_columns(build_kernel, plan)
+    other = replace(plan, teams=2, decode=0, in_flight=3, start=1, ramp=2, copy_bytes=160, stages=5, lanes=True)
+    assert torch.equal(out, case.run_columns(build_kernel, other))
+
+
+def test_shapes_that_the_columns_do_not_take_are_refused() -> None:
+    for shape, message in (
+        (mxfp4_cuda.ExpertShape(17 * 64, 128, 8, 2), "no number of warps"),
+        (mxfp4_cuda.ExpertShape(192, 1024, 8, 2), "more than four blocks"),
+        (mxfp4_cuda.ExpertShape(192, 64, 8, 4), "two experts"),
+    ):
+        with pytest.raises(InputError, match=message):
+            mxfp4_one_token.make_plan(shape, 3)
+
+
+def check_stamps(lanes: torch.Tensor, *, exchanged: bool = True) -> None:
+    """Every event is there, after the one before it; waits lie within the phase that they are of. ``exchanged``: down
+    waits for other CTAs' activations."""
     word = {**mxfp4_lanes.CONSUMER, **mxfp4_lanes.CONSUMER_WAITS}
     consumers = lanes[:, :, :2]
     may_start = "down: first product may start"  # where a CTA has one stage of down, that is full before
+    activated, full = [may_start], ["down: first stage full"]
     for chain in (
         [name for name in mxfp4_lanes.CONSUMER if name != may_start],
-        ["down: first stage full", may_start, "down: last product"],
+        [*(full + activated if exchanged else activated + full), "down: last product"],
     ):
         events = consumers[..., [word[name] for name in chain]]
         assert (events > 0).all()
@@ -125,4 +189,4 @@ def check_stamps(lanes: torch.Tensor) -> None:
     ):
         longest = consumers[..., word[end]] - consumers[..., word[begin]]
         assert (consumers[..., word[wait]] <= longest).all()
-    assert (consumers[..., word["waits: activations"]] > 0).all()
+    assert ((consumers[..., word["waits: activations"]] > 0) == exchanged).all()

@@ -1,0 +1,239 @@
+"""The MXFP4 expert pass of one token with one exchange between CTAs: plan, compile, launch.
+
+Each CTA multiplies down's columns of the channels that it has activated itself (kernels/cuda/mxfp4_one_token.cu says
+how), so its down weights lie by columns (``mxfp4_columns``). W4A16 and exact up to fp32 summation, as ``mxfp4_cuda``,
+whose float64 reference holds here as well; that pass takes up to 8 tokens and more shapes.
+
+Floor: bytes = chosen experts * 3 * hidden * inter * 0.53125; time = bytes / measured read roof.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from workbench.errors import InputError, UnfitError
+from workbench.kernels import mxfp4_columns, mxfp4_lanes, mxfp4_tiles, nvrtc
+from workbench.kernels.contract import expect
+from workbench.kernels.mxfp4_cuda import SHARED_BYTES, ExpertShape, ExpertWeights
+
+KERNEL = "mxfp4_one_token"
+_ODD = -1  # of a part that is not there yet in the first turn
+
+
+@dataclass(frozen=True, slots=True)
+class OneTokenPlan:
+    """How a launch is cut up; every field is a macro of the kernel: ``start`` stages in flight up to stage ``ramp``,
+    ``in_flight`` of them from there on (0: the whole ring)."""
+
+    warps: int
+    stages: int
+    stage_bytes: int
+    in_flight: int = 2
+    teams: int = 1
+    start: int = 2
+    ramp: int = 3
+    copy_bytes: int = 0
+    decode: int = 1
+    probe: int = 0
+    lanes: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.in_flight < self.stages:
+            raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
+        if self.in_flight and not 0 < self.start <= self.in_flight:
+            raise InputError(f"start must be 1 to in_flight ({self.in_flight}), not {self.start}")
+        if self.copy_bytes < 0 or self.copy_bytes % 16:
+            raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
+
+    @property
+    def threads(self) -> int:
+        """Threads a CTA: the consumer warps and one producer warp."""
+        return self.teams * self.warps * 32 + 32
+
+
+def _most_groups(shape: ExpertShape, ctas: int) -> int:
+    return -(-shape.top_k * (shape.inter // mxfp4_columns.GROUP_COLUMNS) // ctas)
+
+
+def _most_blocks(groups: int) -> int:
+    return (groups + 6) // 4
+
+
+def make_plan(shape: ExpertShape, ctas: int, *, stages: int = 4) -> OneTokenPlan:
+    """A plan for ``ctas`` CTAs, one a multiprocessor. Raises InputError for a shape that the kernel does not take.
+
+    Warps are the most, up to 16, that divide gate-up's units of 64 columns into slices of at most four and down's pairs
+    of row tiles. A CTA's channels may lie in four blocks of 32 at most, of two experts.
+    """
+    units, pairs, groups = shape.hidden // 64, shape.hidden // mxfp4_columns.PAIR_ROWS, _most_groups(shape, ctas)
+    fit = [warps for warps in range(16, 0, -1) if units % warps == 0 and units // warps <= 4 and pairs % warps == 0]
+    if not fit:
+        raise InputError(f"hidden {shape.hidden}: no number of warps up to 16 divides it into slices of 64 to 256")
+    if _most_blocks(groups) > 4 or groups > shape.inter // mxfp4_columns.GROUP_COLUMNS:
+        raise InputError(
+            f"inter {shape.inter}, top_k {shape.top_k}: {groups} groups of 8 channels a CTA "
+            f"({ctas} of them) lie in more than four blocks of 32 or two experts"
+        )
+    tile = units * mxfp4_tiles.UNIT_BYTES
+    chunk = groups * fit[0] * 128 + _most_blocks(groups) * fit[0] * 32
+    plan = OneTokenPlan(fit[0], stages, max(tile, chunk))
+    if shared_bytes(shape, ctas, plan) > SHARED_BYTES:
+        raise InputError(
+            f"hidden {shape.hidden}: {stages} stages of {plan.stage_bytes} bytes do not fit {SHARED_BYTES}"
+        )
+    return plan
+
+
+def shared_bytes(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> int:
+    """Dynamic shared memory of a launch: the ring and the kernel's ``Shared``."""
+    groups = _most_groups(shape, ctas)
+    small = 8 * shape.top_k + 4 * (groups // 2 + 1) + 64 * (groups + 3)
+    part = max(groups * plan.warps * 64, plan.teams * plan.warps * -(-shape.hidden // 4 // ctas) * 16)
+    return plan.stages * (plan.stage_bytes + 16) + part + small + 80
+
+
+def macros(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> dict[str, nvrtc.Macro]:
+    """The kernel's compile-time configuration."""
+    return {
+        "TOPK": shape.top_k,
+        "EXPERTS": shape.experts,
+        "HIDDEN": shape.hidden,
+        "INTER": shape.inter,
+        "CTAS": ctas,
+        "TEAMS": plan.teams,
+        "WARPS": plan.warps,
+        "STAGES": plan.stages,
+        "STAGE_BYTES": plan.stage_bytes,
+        "IN_FLIGHT": plan.in_flight,
+        "START": plan.start,
+        "RAMP": plan.ramp,
+        "COPY_BYTES": plan.copy_bytes,
+        "DECODE": plan.decode,
+        "PROBE": plan.probe,
+        "LANES": int(plan.lanes),
+        "ACT": int(shape.clamp),
+        "LIMIT": float(shape.limit),
+        "ALPHA": float(shape.alpha),
+        "HAS_BIAS": int(shape.bias),
+    }
+
+
+def compile_pass(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> nvrtc.Cubin:
+    """Compile for sm_90a; needs NVRTC but no GPU."""
+    return nvrtc.compile_kernel(f"{KERNEL}.cu", KERNEL, macros(shape, ctas, plan))
+
+
+class OneTokenPass:
+    """A compiled pass with its scratch memory, for one shape on one device.
+
+    A launch needs its scratch memory as the launch before left it: the same object, one stream, no launch of it
+    abandoned half way; ``check`` after an error puts it right. ``inter`` bf16 [top_k, 1, inter] is the activation, in
+    the order of the choice; nothing reads it.
+    """
+
+    tokens = 1
+
+    def __init__(
+        self, shape: ExpertShape, *, plan: OneTokenPlan | None = None, device: torch.device | str = "cuda"
+    ) -> None:
+        if not torch.cuda.is_available():
+            raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+        )
+        properties = torch.cuda.get_device_properties(self.device)
+        if (properties.major, properties.minor) != (9, 0):
+            raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
+        self.shape, self.grid = shape, properties.multi_processor_count
+        self.plan = plan or make_plan(shape, self.grid)
+        torch.zeros(1, device=self.device)  # makes torch's context current
+        cubin = compile_pass(shape, self.grid, self.plan)
+        self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, self.grid, self.plan))
+        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
+            raise UnfitError(
+                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
+            )
+        self.inter = torch.zeros(shape.top_k, 1, shape.inter, dtype=torch.bfloat16, device=self.device)
+        self._parts = torch.full((self.grid, shape.hidden), _ODD, dtype=torch.int32, device=self.device)
+        self._passed = torch.zeros(1, dtype=torch.int32, device=self.device)
+        self._error = torch.zeros(1, dtype=torch.int32, device=self.device)
+
+    @property
+    def lane_words(self) -> tuple[int, int, int]:
+        """The extents of a launch's ``lanes``."""
+        return (self.grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS)
+
+    def activation(self) -> torch.Tensor:
+        """``inter`` of the last launch, bf16 [top_k, 1, inter]."""
+        return self.inter
+
+    def run(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        routing: torch.Tensor,
+        weights: ExpertWeights,
+        out: torch.Tensor,
+        *,
+        overlap: bool = False,
+        lanes: torch.Tensor | None = None,
+    ) -> None:
+        """Enqueue on the current stream. x bf16 [1, hidden]; ids int32 and routing fp32 [1, top_k]; out fp32
+        [1, hidden]; ``weights.down`` by columns: uint8 [experts, chunks, chunk bytes], as ``pack_columns`` with this
+        plan's warps as pairs.
+
+        ``overlap`` lets the launch start under the previous kernel's tail. ``lanes``, where the plan has them: int64
+        [CTAs, 3, STAMPS], what ``mxfp4_lanes.lane_table`` reads. Raises InputError before the launch.
+        """
+        shape, plan, device = self.shape, self.plan, self.device
+        chunk = mxfp4_columns.chunk_bytes(shape.inter, plan.warps)
+        chunks = shape.hidden // (mxfp4_columns.PAIR_ROWS * plan.warps)
+        tile = shape.hidden // 64 * mxfp4_tiles.UNIT_BYTES
+        expect(KERNEL, "x", x, torch.bfloat16, (1, shape.hidden), device=device)
+        expect(KERNEL, "ids", ids, torch.int32, (1, shape.top_k), device=device)
+        expect(KERNEL, "routing", routing, torch.float32, (1, shape.top_k), device=device)
+        expect(KERNEL, "out", out, torch.float32, (1, shape.hidden), device=device)
+        expect(KERNEL, "gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, tile), device=device)
+        expect(KERNEL, "down", weights.down, torch.uint8, (shape.experts, chunks, chunk), device=device)
+        for name, bias, width in (
+            ("gate_up_bias", weights.gate_up_bias, 2 * shape.inter),
+            ("down_bias", weights.down_bias, shape.hidden),
+        ):
+            if shape.bias and bias is None:
+                raise InputError(f"{KERNEL}: {name} is missing; this shape has biases")
+            if shape.bias and bias is not None:
+                expect(KERNEL, name, bias, torch.bfloat16, (shape.experts, width), device=device)
+        if plan.lanes != (lanes is not None):
+            raise InputError(f"lanes must be {'given' if plan.lanes else 'None'}: the plan says {plan.lanes}")
+        if lanes is not None:
+            expect(KERNEL, "lanes", lanes, torch.int64, self.lane_words, device=device)
+        tensors = [
+            x,
+            ids,
+            routing,
+            weights.gate_up,
+            weights.down,
+            weights.gate_up_bias,
+            weights.down_bias,
+            self.inter,
+            self._parts,
+            self._passed,
+            out,
+            self._error,
+            *([] if lanes is None else [lanes]),
+        ]
+        args = [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
+        stream = torch.cuda.current_stream(device).cuda_stream
+        self.kernel.launch(self.grid, plan.threads, stream, args, overlap=overlap)
+
+    def check(self) -> None:
+        """Raise UnfitError if a launch since the last check flagged an error. Waits for the device."""
+        flags = int(self._error.item())
+        if not flags:
+            return
+        self._error.zero_()
+        self._passed.zero_()
+        self._parts.fill_(_ODD)
+        reasons = ((1, "a CTA was not waited for any longer"), (2, "an expert id is out of range"))
+        raise UnfitError(f"MXFP4 expert pass: {', '.join(text for bit, text in reasons if flags & bit)}")
