@@ -63,12 +63,8 @@ class LatentPlan:
     """How the step is cut up; every field is a macro of the kernel (its head comment explains them).
 
     ``in_flight``: most stages asked for and not there yet, 0 for the whole ring. ``collective_ns``: what each of the
-    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``gate``: 0 all
-    lanes of a warp poll for what they wait for, 1 one does before all load, 2 all load and one polls where most are
-    late. ``decode``: how MXFP4 words become fp16 (mxfp4.cuh).
-    ``light_bytes``: with gate 2, who waits for at most so many bytes a lane has no lane that polls first.
-    ``hold``: most stages in flight while a CTA polls for words, 0 as ever. ``slices``: a warp waits for, scales and
-    keeps the part of a vector that it multiplies. ``stamps``: clocks inside each phase (MARKS) in place of lanes.
+    two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``decode``: how MXFP4
+    words become fp16 (mxfp4.cuh). ``stamps``: clocks inside each phase (MARKS) in place of lanes.
     ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
     """
 
@@ -82,12 +78,8 @@ class LatentPlan:
     evict_first: bool = True
     lanes: bool = False
     collective_ns: int = 0
-    gate: int = 2
     decode: int = 0
     leave_out: int = 0
-    light_bytes: int = 0
-    hold: int = 0
-    slices: bool = False
     stamps: bool = False
     watchdog_ns: int = 200_000_000
 
@@ -104,12 +96,6 @@ class LatentPlan:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
         if self.decode not in (0, 1) or self.leave_out not in range(4):
             raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
-        if self.gate not in (0, 1, 2):
-            raise InputError(f"gate must be 0, 1 or 2, not {self.gate}")
-        if self.hold and not 0 < self.hold < (self.in_flight or self.stages):
-            raise InputError(f"hold must be 0 or fewer than the stages in flight, not {self.hold}")
-        if self.light_bytes < 0 or (self.light_bytes and self.gate != 2):
-            raise InputError(f"light_bytes must be 0 or more, and 0 without gate 2, not {self.light_bytes}")
         if self.stamps and self.lanes:
             raise InputError("stamps take the place of lanes: one of the two")
         if self.collective_ns < 0:
@@ -132,7 +118,7 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
     )
     small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 11) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
     small += 4 * (warps * -(-shape.experts // grid) + shape.experts + shape.rope)
-    small += 4 * max(4, shape.shared_inter, shape.dense_inter)
+    small += 4 * max(4, shape.shared_inter, shape.dense_inter) + 8 * warps + 4 * max(1, shape.shared_inter // 128) + 16
     rows = 4 * (16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
     return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64
 
@@ -140,13 +126,7 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
 def shared_bytes(shape: LatentShape, plan: LatentPlan) -> int:
     """Dynamic shared memory of a launch, rounded up."""
     tail = tail_bytes(shape, plan.grid, plan.warps, plan.stages, plan.pieces)
-    return plan.stages * STAGE_BYTES + tail + _option_bytes(shape, plan)
-
-
-def _option_bytes(shape: LatentShape, plan: LatentPlan) -> int:
-    """What the options that are off by default add to the kernel's ``Shared`` struct, rounded up."""
-    sliced = 8 * plan.warps + 4 * max(1, shape.shared_inter // 128)
-    return 32 * (plan.slices or plan.hold > 0 or plan.stamps) + sliced * plan.slices
+    return plan.stages * STAGE_BYTES + tail + 16 * plan.stamps
 
 
 def make_plan(
@@ -231,12 +211,8 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "EVICT": int(plan.evict_first),
         "LANES": int(plan.lanes),
         "COLLECTIVE_NS": plan.collective_ns,
-        "GATE": plan.gate,
         "DECODE": plan.decode,
         "LEAVE_OUT": plan.leave_out,
-        "LIGHT_BYTES": plan.light_bytes,
-        "HOLD": plan.hold,
-        "SLICES": int(plan.slices),
         "STAMPS": int(plan.stamps),
         "WATCHDOG_NS": plan.watchdog_ns,
         "TAIL_BYTES": shared_bytes(shape, plan) - plan.stages * STAGE_BYTES,

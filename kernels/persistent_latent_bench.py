@@ -110,11 +110,6 @@ class Case:
         return replace(persistent_latent.make_plan(self.shape, self.grid, warps=warps), **self.changes)
 
 
-def _together(in_flight: int) -> dict[str, Any]:
-    """Options of the round being measured that may add up."""
-    return {"slices": True, "light_bytes": 4, "hold": 1, "in_flight": in_flight}
-
-
 def cases(*, next_round: bool = False) -> list[Case]:
     """What is checked, small things first; ``next_round``: what the plans of that round need, and no more."""
     near, far = (*range(12), 30, 31), (0, 1, 2, 130, 131, 700, 2047)
@@ -123,8 +118,6 @@ def cases(*, next_round: bool = False) -> list[Case]:
             Case("tiny", TINY, 16, near, 64),
             Case("few layers", FEW, SMS, far, CAPACITY),
             Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
-            Case("few layers slices", FEW, SMS, (0, 1, 700), CAPACITY, changes={"slices": True}),
-            Case("few layers all of it", FEW, SMS, (0, 700), CAPACITY, changes=_together(3)),
         ]
     return [
         Case("tiny", TINY, 16, near, 64),
@@ -137,12 +130,7 @@ def cases(*, next_round: bool = False) -> list[Case]:
         Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
         Case("few layers 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 16}),
         Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
-        Case("few layers all poll", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 0}),
-        Case("few layers one polls first", FEW, SMS, (0, 700), CAPACITY, changes={"gate": 1}),
         Case("few layers prefetch", FEW, SMS, (0, 700), CAPACITY, changes={"prefetch_bytes": 65536}),
-        Case("few layers slices", FEW, SMS, (0, 1, 700), CAPACITY, changes={"slices": True}),
-        Case("few layers slices, 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"slices": True, "warps": 16}),
-        Case("few layers all of it", FEW, SMS, (0, 700), CAPACITY, changes=_together(3)),
         Case("few layers stamps", FEW, SMS, (0, 700), CAPACITY, changes={"stamps": True}),
         Case("no indexer", PLAIN, SMS, (0, 1, 700), CAPACITY),
     ]
@@ -315,18 +303,11 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
     if next_round:
         return [
             ("base", base),
-            ("slices", replace(base, slices=True)),
-            ("hold 1", replace(base, hold=1)),
-            ("hold 1, in flight 3", replace(base, hold=1, in_flight=3)),
-            ("in flight 1", replace(base, in_flight=1)),
-            ("light 4: the router", replace(base, light_bytes=4)),
-            ("light 64", replace(base, light_bytes=64)),
-            ("slices, light 4, hold 1, in flight 3", replace(base, **_together(3))),
-            ("slices, light 4", replace(base, slices=True, light_bytes=4)),
-            ("slices, light 4, 16 warps", replace(wide, slices=True, light_bytes=4)),
+            ("16 warps", wide),
+            ("in flight 3", replace(base, in_flight=3)),
             ("stamps", replace(base, stamps=True)),
-            ("slices, light 4, stamps", replace(base, slices=True, light_bytes=4, stamps=True)),
-            ("nothing else, stamps", replace(base, leave_out=3, slices=True, light_bytes=4, stamps=True)),
+            ("without products, stamps", replace(base, leave_out=2, stamps=True)),
+            ("nothing else, stamps", replace(base, leave_out=3, stamps=True)),
             ("base (again)", base),
         ]
     return [
@@ -338,8 +319,6 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
         ("in flight 4", replace(base, in_flight=4)),
         ("prefetch 64 KB", replace(base, prefetch_bytes=65536)),
         ("collectives 8 us", replace(base, collective_ns=8000)),
-        ("one lane polls first", replace(base, gate=1)),
-        ("all lanes poll", replace(base, gate=0)),
         ("9 stages", replace(base, stages=9)),
         ("4 stages", replace(base, stages=4)),
         ("decode 1", replace(base, decode=1)),

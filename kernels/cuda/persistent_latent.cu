@@ -28,22 +28,14 @@
 //
 // Code. Every warp goes through all of a layer's code each layer, and a multiprocessor keeps some 128 KB of it: so what is long is a loop that is not
 // unrolled, a wait counts its polls instead of reading a clock, and sums over warps are vectors. A layer is some 100 KB at 16 warps (it was 180).
-// Spills: 8 warps have 168 registers a thread, and the reads of two stages at once push 16 bytes of the set-up out (GLM-5.2; a few reads a step),
-// up to 36 bytes in small shapes; 16 warps have 96 and spill nothing.
+// 8 warps have 168 registers a thread, 16 have 96.
 //
 //   LAYERS MOE_LAYERS DENSE_LAYERS OWNERS HIDDEN HEADS Q_LORA KV_LORA NOPE ROPE V_DIM INDEX_DIM INDEX_HEADS EXPERTS TOPK INTER SHARED_INTER
 //   DENSE_INTER VOCAB EPS FACTOR   shape of the rank (layouts in kernels/latent_shape.py); DENSE_INTER, SHARED_INTER, INDEX_DIM may be 0
 //   GRID WARPS STAGES PIECES       CTAs, consumer warps (8 or 16), ring depth in stages of 17,408 bytes, row tiles a CTA sums at once
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
-//   GATE                           0: all poll for what they have not got yet; 1: one lane of a warp polls, then all load; 2: all load, and where
-//                                  most of a warp's lanes are late one polls before they load again
 //   DECODE                         as in mxfp4.cuh
 //   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
-//   HOLD                           0: IN_FLIGHT always; else at most so many stages are in flight while the CTA polls for words, which come behind them in L2
-//   LIGHT_BYTES                    with GATE 2: who waits for at most so many bytes a lane (4: single words, the router's warp) asks again with every
-//                                  lane, without one that polls first
-//   SLICES                         1: a warp waits for the part of a vector that it multiplies, scales it by its own power of two and keeps it to
-//                                  itself: no barrier between words and products in low, query, values, out and down; RMS factors come to the rows' sums
 //   STAMPS                         1: lanes is u64 [GRID][LAYERS * 7 + 1][16], clocks inside a phase (enum Mark), and LANES must be 0
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "argmax.cuh"
@@ -83,20 +75,8 @@ __device__ __forceinline__ u64 cycles() {
 #ifndef PREFETCH_BYTES
 #define PREFETCH_BYTES 0
 #endif
-#ifndef GATE
-#define GATE 2
-#endif
 #ifndef LEAVE_OUT
 #define LEAVE_OUT 0
-#endif
-#ifndef HOLD
-#define HOLD 0
-#endif
-#ifndef LIGHT_BYTES
-#define LIGHT_BYTES 0
-#endif
-#ifndef SLICES
-#define SLICES 0
 #endif
 #ifndef STAMPS
 #define STAMPS 0
@@ -170,8 +150,7 @@ constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so ma
 constexpr int kTable = 20;
 constexpr bool kProducts = !(LEAVE_OUT & 2);
 constexpr float kNone = -1e30f;
-constexpr bool kSlices = SLICES;
-constexpr bool kDownSlices = kSlices && kTogether;  // the shared expert's activations then have a scale a unit
+constexpr bool kDownSlices = kTogether;  // the shared expert's activations then have a scale a unit
 constexpr int kMarks = 16;
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
@@ -215,13 +194,8 @@ struct Shared {
   alignas(16) float row[kRow];  // this position's latent and key, as the cache keeps them
   alignas(16) u8 act[kActBytes];
   alignas(16) float part[kPartFloats];
-#if SLICES
   alignas(16) float squares[2][WARPS];  // of each warp's part of a vector: one use, then the other
   float feed_undo[kSharedUnits];
-#endif
-#if HOLD > 0
-  int waiting;
-#endif
 #if STAMPS
   u64* marks;
 #endif
@@ -241,20 +215,7 @@ enum Entry {
 // activations and of the router's warp.
 enum Mark { kStart, kAnswered, kWords, kVector, kStage, kMultiplied, kSummed, kPublished, kWall, kFeedAnswered, kFeedWords, kExpertStage, kDealt, kScores, kFirstChoice, kChosen };
 
-struct Ring {
-  u32 base, full, empty;
-  u32 stage, parity;
-  u32 issued, late_stage, late_parity;
-  __device__ __forceinline__ void next() {
-    if (++stage == STAGES) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-  __device__ __forceinline__ u32 address() const { return base + stage * kStageBytes; }
-  __device__ __forceinline__ u32 full_bar() const { return full + stage * 8; }
-  __device__ __forceinline__ u32 empty_bar() const { return empty + stage * 8; }
-};
+using Ring = StageRing<STAGES, kStageBytes, IN_FLIGHT>;
 
 __device__ __forceinline__ void consumer_sync() {
   __syncwarp();  // bar.sync wants whole warps, and lanes may come from polling one by one
@@ -292,31 +253,6 @@ __device__ __forceinline__ bool serves_head() { return blockIdx.x / kGroup < HEA
 
 // --- the producer -------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void await_stage(Ring& ring, const Shared& sh) {
-  ptx::mbar_wait(ring.empty_bar(), ring.parity ^ 1);
-#if HOLD > 0
-  const volatile int* waiting = &sh.waiting;
-  while (ring.issued >= (*waiting != 0 ? HOLD : IN_FLIGHT > 0 ? IN_FLIGHT : STAGES)) {
-    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
-    --ring.issued;
-    if (++ring.late_stage == STAGES) {
-      ring.late_stage = 0;
-      ring.late_parity ^= 1;
-    }
-  }
-  ++ring.issued;
-#elif IN_FLIGHT > 0
-  if (ring.issued < IN_FLIGHT) {
-    ++ring.issued;
-  } else {
-    ptx::mbar_wait(ring.full + ring.late_stage * 8, ring.late_parity);
-    if (++ring.late_stage == STAGES) {
-      ring.late_stage = 0;
-      ring.late_parity ^= 1;
-    }
-  }
-#endif
-}
 // The stage is full once so many bytes have come.
 __device__ __forceinline__ void expect(const Ring& ring, u32 bytes) {
 #if LEAVE_OUT & 1
@@ -330,8 +266,8 @@ __device__ __forceinline__ void load_weights(const Ring& ring, u32 target, const
   ptx::bulk_load(target, source, bytes, ring.full_bar(), policy);
 #endif
 }
-__device__ __forceinline__ u32 acquire_stage(Ring& ring, const Shared& sh, u32 bytes) {
-  await_stage(ring, sh);
+__device__ __forceinline__ u32 acquire_stage(Ring& ring, u32 bytes) {
+  ring.await_empty();
   expect(ring, bytes);
   return ring.address();
 }
@@ -340,11 +276,11 @@ struct Run {
   const u8* source;
   u32 units, unit_bytes, most, per_tile, first;
 };
-__device__ __forceinline__ void stream(Ring& ring, const Shared& sh, Run run, u64 policy) {
+__device__ __forceinline__ void stream(Ring& ring, Run run, u64 policy) {
 #pragma unroll 1
   while (run.units > 0) {
     const u32 count = min(min(run.most, run.per_tile - run.first), run.units), bytes = count * run.unit_bytes;
-    const u32 target = acquire_stage(ring, sh, bytes);
+    const u32 target = acquire_stage(ring, bytes);
     load_weights(ring, target, run.source, bytes, policy);
     ring.next();
     run.source += bytes;
@@ -353,11 +289,11 @@ __device__ __forceinline__ void stream(Ring& ring, const Shared& sh, Run run, u6
   }
 }
 // A row tile of an expert's gate-up: weights and scales are two runs.
-__device__ __forceinline__ void stream_expert(Ring& ring, const Shared& sh, const u8* source, u64 policy) {
+__device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 policy) {
 #pragma unroll 1
   for (u32 at = 0; at < kUpUnits; at += 32) {
     const u32 count = min(32u, kUpUnits - at);
-    const u32 target = acquire_stage(ring, sh, count * mxfp4::kUnitBytes);
+    const u32 target = acquire_stage(ring, count * mxfp4::kUnitBytes);
     load_weights(ring, target, source + at * mxfp4::kUnitWeightBytes, count * mxfp4::kUnitWeightBytes, policy);
     load_weights(ring, target + count * mxfp4::kUnitWeightBytes, source + kUpUnits * mxfp4::kUnitWeightBytes + at * mxfp4::kUnitScaleBytes,
                    count * mxfp4::kUnitScaleBytes, policy);
@@ -458,7 +394,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           source(kFeedDown, 0);
           if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
             const u32 units = (own.high - own.low) * run.units;
-            stream(ring, sh, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
+            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
             run.units = 0;
           }
           break;
@@ -468,22 +404,22 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
       for (; task < end; task += stride) {
         if (part == kExpertPart) {
           const u64 tile = expert(task / kUpTiles) * kUpTiles + task % kUpTiles;
-          stream_expert(ring, sh, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
+          stream_expert(ring, reinterpret_cast<const u8*>(entry[kUp]) + tile * (kUpUnits * mxfp4::kUnitBytes), policy);
           continue;
         }
         if (part == kDownPart && !dense) {
           const u8* below = reinterpret_cast<const u8*>(entry[kBelow]) + (u64)task * kExpertTile;
-          const u32 target = acquire_stage(ring, sh, TOPK * kExpertTile);
+          const u32 target = acquire_stage(ring, TOPK * kExpertTile);
 #pragma unroll 1
           for (u32 slot = 0; slot < TOPK; ++slot)
             load_weights(ring, target + slot * kExpertTile, below + expert(slot) * kOutTiles * kExpertTile, kExpertTile, policy);
           ring.next();
         }
         run.source = base + (u64)task * pitch;
-        stream(ring, sh, run, policy);
+        stream(ring, run, policy);
         if (part == kQueryPart && task < kAbsorbSteps) {  // its 16 columns of the key half of kv_b: a step of every row tile
           const u8* step = reinterpret_cast<const u8*>(entry[kUk]) + ((u64)served * kAbsorbTiles * kAbsorbSteps + task) * kStepBytes;
-          const u32 target = acquire_stage(ring, sh, kAbsorbTiles * kStepBytes);
+          const u32 target = acquire_stage(ring, kAbsorbTiles * kStepBytes);
 #pragma unroll 1
           for (u32 tile = 0; tile < kAbsorbTiles; ++tile)
             load_weights(ring, target + tile * kStepBytes, step + tile * kAbsorbSteps * kStepBytes, kStepBytes, policy);
@@ -497,25 +433,15 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
 #pragma unroll 1
     for (u32 at = 0; at < kVocabSteps; at += kStageSteps) {
       const u32 bytes = min(kStageSteps, kVocabSteps - at) * kStepBytes;
-      await_stage(ring, sh);
+      ring.await_empty();
       sh.tag[ring.stage] = (int)task;
       expect(ring, bytes);
       load_weights(ring, ring.address(), head + ((u64)task * kVocabSteps + at) * kStepBytes, bytes, policy);
       ring.next();
     }
   };
-  constexpr u32 kRounds = CLAIM ? kVocabTiles / GRID * 5 / 8 : (kVocabTiles + GRID - 1) / GRID;
-#pragma unroll 1
-  for (u32 round = 0; round < kRounds; ++round)
-    if (round * GRID + cta < kVocabTiles) issue(round * GRID + cta);
-  if (CLAIM)
-#pragma unroll 1
-    for (u32 task = kRounds * GRID + ptx::add_relaxed(claims, 1); task < kVocabTiles;) {
-      const u32 following = kRounds * GRID + ptx::add_relaxed(claims, 1);
-      issue(task);
-      task = following;
-    }
-  await_stage(ring, sh);
+  deal_or_claim<CLAIM, kVocabTiles, GRID>(claims, issue);
+  ring.await_empty();
   sh.tag[ring.stage] = -1;
   ptx::mbar_arrive(ring.full_bar());
   ring.next();
@@ -538,19 +464,7 @@ __device__ __forceinline__ bool give_up(Shared& sh, u32& polls) {
   if (++polls > kMostPolls) *dead = 1;
   return *dead != 0;
 }
-// Says so to the producer, and to the one who asks what a phase consists of.
-__device__ __forceinline__ void begin_waiting(Shared& sh) {
-#if HOLD > 0
-  volatile int* waiting = &sh.waiting;
-  if (threadIdx.x == 0) *waiting = 1;
-#endif
-}
-__device__ __forceinline__ void end_waiting(Shared& sh) {
-#if HOLD > 0
-  volatile int* waiting = &sh.waiting;
-  if (threadIdx.x == 0) *waiting = 0;
-#endif
-}
+// For the one who asks what a phase consists of.
 __device__ __forceinline__ void mark(Shared& sh, int edge) {
 #if STAMPS
   if (threadIdx.x == 0) sh.marks[edge] = ptx::cycles();
@@ -568,7 +482,7 @@ __device__ __forceinline__ void mark_start(Shared& sh, u64* lanes, int record) {
 }
 __device__ __forceinline__ void mark_stage(Shared& sh, const Ring& ring, int edge) {
 #if STAMPS
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  ring.await_full();
   mark(sh, edge);
 #endif
 }
@@ -580,19 +494,11 @@ __device__ __forceinline__ void mark_choice(u64* lanes, int ordinal, int edge) {
 #endif
 }
 // word[i] = load(i), those that are late again until all have the tag; all loads go before the first check. What every lane polls would cross L2
-// again and again while weights want to: with GATE 1 one lane of a warp polls its last word before the others ask, with GATE 2 it does once most
-// lanes' last words are late, so that who comes last asks once. All lanes of a warp call it, or none.
-template <int COUNT, typename T, typename Load>
+// again and again while weights want to: once most of a warp's lanes are late, one of them polls before they ask again, so that who comes last asks
+// once. LIGHT: so few bytes that nobody polls first. All lanes of a warp call it, or none.
+template <bool LIGHT = false, int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 tag, Load load) {
   u32 polls = 0;
-  begin_waiting(sh);
-#if GATE == 1
-  if ((ptx::thread() & 31) == 0)
-#pragma unroll 1
-    while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
-    }
-  __syncwarp();
-#endif
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) make_late(word[i], tag);
   bool late;
@@ -611,10 +517,8 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
     if (!answered) mark(sh, kAnswered);
     answered = true;
 #endif
-#if GATE == 2
     const u32 crowd = __ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag));
-    constexpr bool kLight = LIGHT_BYTES >= (sizeof(T) == 4 ? 4 : (int)sizeof(T) * COUNT);
-    if (!kLight && __popc(crowd) > 16) {
+    if (!LIGHT && __popc(crowd) > 16) {
       if ((int)(ptx::thread() & 31) == __ffs(crowd) - 1)
 #pragma unroll 1
         while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
@@ -623,10 +527,6 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
     }
     late = __ballot_sync(0xffffffffu, late && !give_up(sh, polls)) != 0;
   } while (late);
-#else
-  } while (late && !give_up(sh, polls));
-#endif
-  end_waiting(sh);
   mark(sh, kWords);
 }
 
@@ -634,10 +534,6 @@ __device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(f
 
 // --- the consumers --------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ void release_stage(const Ring& ring) {
-  __syncwarp();
-  if (((int)ptx::thread() & 31) == 0) ptx::mbar_arrive(ring.empty_bar());
-}
 __device__ __forceinline__ float4 sum_of(const float4& a, const float4& b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 // The sum of an array of WARPS floats, in a fixed order.
 __device__ __forceinline__ float sum_warps(const float* one) {
@@ -668,16 +564,10 @@ __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, flo
 struct Fp8Lane {
   static constexpr u32 kPitch = WARPS / 4;
   u32 unit, vector, weight, scale;  // the warp's first unit; its columns of the vector, weights and scales
-#if SLICES
   // from: the first unit of the stages in the vector. A warp has the same units of the vector wherever the stages start.
   __device__ __forceinline__ Fp8Lane(u32 from = 0) {
     const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
     unit = (warp / 4 + kPitch - from % kPitch) % kPitch;
-#else
-  __device__ __forceinline__ Fp8Lane() {
-    const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
-    unit = warp / 4 % kPitch;  // warp / 4, and the compiler knows its range
-#endif
     vector = unit * 256 + warp % 4 * 64 + lane % 4 * 16;
     scale = unit * kUnitBytes + 4 * kStepBytes;
     weight = unit * kUnitBytes + warp % 4 * kStepBytes + lane * 16;
@@ -715,7 +605,7 @@ struct Fp8Share {
     for (u32 n = 0; n < STAGES_; ++n) {
       const u32 stage = ring.address();
       empty[n] = ring.empty_bar();
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
 #pragma unroll
       for (u32 i = 0; i < kPerWarp; ++i) {
         w[n * kPerWarp + i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
@@ -785,7 +675,7 @@ struct Fp8Tile {
 // One stage of all units of count tiles of kSharedUnits each, against the vector that starts at act: lane t of a quad adds to the t-th tile's sums.
 __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, const Shared& sh, float& low, float& high) {
   const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address(), vector = act + mine.vector - mine.unit * 256;
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  ring.await_full();
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {
     const u32 unit = mine.unit + i * Fp8Lane::kPitch;
@@ -793,15 +683,13 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
     const uint2 s = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (kProducts) mma_fp8(c, w, b);
-#if SLICES
     if (kDownSlices) c[0] *= sh.feed_undo[unit % kSharedUnits], c[2] *= sh.feed_undo[unit % kSharedUnits];
-#endif
     if (t == unit / kSharedUnits && unit < units) {
       low = fmaf(c[0], __uint_as_float(s.x), low);
       high = fmaf(c[2], __uint_as_float(s.y), high);
     }
   }
-  release_stage(ring);
+  ring.release(ptx::thread());
   ring.next();
 }
 
@@ -809,9 +697,6 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
 // sums of up to PIECES tiles lie in sh.part, from piece `half` on.
 template <typename Finish>
 __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half, u32 low, u32 high, u32 per_tile, u32 act, float undo, Finish finish) {
-#if !SLICES
-  const Fp8Lane mine;
-#endif
   u32 tile = low / per_tile, at = low % per_tile;  // the next unit is the at-th of the tile
 #pragma unroll 1
   for (u32 left = high - low; left > 0;) {
@@ -821,13 +706,9 @@ __device__ __forceinline__ void consume_units(Ring& ring, Shared& sh, int& half,
     for (; left > 0 && piece < half + PIECES; ++piece, ++tile) {
       const u32 units = min(per_tile - at, left);
       float low_row = 0.0f, high_row = 0.0f;
-#if SLICES
       const Fp8Lane mine(at);
       take_fp8_run(ring, mine, act + at * 256, units, low_row, high_row);
       low_row *= undo, high_row *= undo;
-#else
-      take_fp8_run(ring, mine, act + at * 256, units, low_row, high_row);
-#endif
       store_sums(sh, piece, low_row, high_row);
       left -= units;
       at = 0;
@@ -849,11 +730,11 @@ __device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 s
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
     if (warp + i * WARPS < steps) b[i] = ptx::lds64(vector + (warp + i * WARPS) * 32);
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  ring.await_full();
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
     if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-  release_stage(ring);
+  ring.release(ptx::thread());
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
     if (kProducts && warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
@@ -874,10 +755,10 @@ __device__ __forceinline__ void lift(Ring& ring, Shared& sh, float query, u32* p
   }
   const u32 stage = ring.address() + lane * 16;
   uint4 a[kPerWarp];
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  ring.await_full();
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-  release_stage(ring);
+  ring.release(ptx::thread());
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -921,12 +802,12 @@ __device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 uni
   const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
   uint4 w[kPerWarp];
   u32 scales = 0;
-  ptx::mbar_wait(ring.full_bar(), ring.parity);
+  ring.await_full();
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
     if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
   if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
-  release_stage(ring);
+  ring.release(ptx::thread());
   float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {
@@ -1075,7 +956,7 @@ __device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors
           make_uint2(ptx::pack_f16(x[i].x * factor, x[i].y * factor), ptx::pack_f16(x[i].z * factor, x[i].w * factor));
 }
 
-// SLICES: the part of a vector that FP8 products of this warp read: of every unit of 128 that is its (one of WARPS / 4), the 32 of its step.
+// The part of a vector that FP8 products of this warp read: of every unit of 128 that is its (one of WARPS / 4), the 32 of its step.
 template <int FLOATS>
 constexpr int kSlice = ((FLOATS / 128 + (int)Fp8Lane::kPitch - 1) / (int)Fp8Lane::kPitch * 8 + 31) / 32;  // float4 of it that a lane holds
 template <int FLOATS>
@@ -1119,19 +1000,13 @@ __device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& s
       peak = fmaxf(peak, peak_of(v));
     }
   const float undo = store_slice(sh, slice, x, peak);
-#if SLICES
   sum = warp_sum(sum);  // beside the products
   if (((int)ptx::thread() & 31) == 0) sh.squares[turn][(int)ptx::thread() >> 5] = sum;
-#endif
   return undo;
 }
 template <int FLOATS>
 __device__ __forceinline__ float rms_of(const Shared& sh, int turn) {
-#if SLICES
   return rsqrtf(sum_warps(sh.squares[turn]) * (1.0f / FLOATS) + (EPS));
-#else
-  return 1.0f;
-#endif
 }
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
@@ -1174,7 +1049,7 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
     ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
     mark_choice(lanes, ordinal, kDealt);
     u32 word[kEach];
-    await_words(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
+    await_words<true>(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
     mark_choice(lanes, ordinal, kScores);
     u64 item[kEach];  // the score above, the index below, inverted
 #pragma unroll
@@ -1283,19 +1158,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   u32* error = sync + 2;
 
   if (tid == 0) {
-    for (int i = 0; i < STAGES; ++i) {
-      ptx::mbar_init(ring.full + i * 8, 1);
-      ptx::mbar_init(ring.empty + i * 8, WARPS);
-    }
+    ring.init(WARPS);
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
     for (int i = 0; i < TOPK; ++i) ptx::mbar_init(ptx::smem_addr(sh.routed + i), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
     sh.dead = 0;
-#if HOLD > 0
-    sh.waiting = 0;
-#endif
     sh.token = state[0];
     sh.position = state[1];
     sh.launches = state[2];
@@ -1344,7 +1213,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     mark_start(sh, lanes, record + kLow);
     refresh();
     float undo;
-#if SLICES
     {
       const Slice<HIDDEN> slice;
       float4 x[kSlice<HIDDEN>];
@@ -1366,35 +1234,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       undo = store_gained(sh, slice, x, gain, turn);
       if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
     }
-#else
-    {
-      float4 x[kVectors<HIDDEN>];
-      uint2 gain[kVectors<HIDDEN>];
-      load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kAttentionNorm]));
-      if (layer == 0) {
-        uint2 raw[kVectors<HIDDEN>];
-        load_gain<HIDDEN>(raw, embedding + (u64)sh.token * HIDDEN);
-#pragma unroll
-        for (int i = 0; i < kVectors<HIDDEN>; ++i)
-          x[i] = make_float4(ptx::bf16_low(raw[i].x), ptx::bf16_high(raw[i].x), ptx::bf16_low(raw[i].y), ptx::bf16_high(raw[i].y));
-      } else {
-        await_vector<HIDDEN>(sh, x, x_in, (launches * LAYERS + layer - 1) & 3u);
-      }
-      float peak;
-      const float factor = normalise<HIDDEN>(sh, x, gain, peak);
-      const Scale scale = scale_of_peak(peak * factor);
-      store_f16<HIDDEN>(sh, x, factor * scale.factor);
-      undo = scale.undo;
-      if (tid < kTable && layer + 1 < LAYERS) sh.table[(layer + 1) & 1][tid] = table[(u64)(layer + 1) * kTable + tid];
-      consumer_sync();
-    }
-#endif
     stamp(lanes, record + kLow, 1), mark(sh, kVector);
     {
       const Share low = low_share(owner);
       mark_stage(sh, ring, kStage);
       consume_units(ring, sh, half, low.low, low.high, kHiddenUnits, act, undo, [&](u32 first, int count) {
-        const float factor = kSlices ? rms_of<HIDDEN>(sh, turn) : undo;
+        const float factor = rms_of<HIDDEN>(sh, turn);
 #pragma unroll 1
         for (int item = tid; item < count * 16; item += kConsumers) {
           const u32 tile = first + item / 16, row = first * 16 + item;
@@ -1416,7 +1261,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     const u32 query_end = kHeadTiles + (owner ? kIndexQueryTiles : 0);
     u32 query_tile = serves_head() ? sub : kHeadTiles + cta;  // of the head's, then of the indexer's
     if (query_tile < query_end) {
-#if SLICES
       {
         const Slice<Q_LORA> slice;
         float4 x[kSlice<Q_LORA>];
@@ -1429,23 +1273,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int i = 0; i < kSlice<Q_LORA>; ++i) x[i] = sum_of(numbers(raw[2 * i]), numbers(raw[2 * i + 1]));
         undo = store_gained(sh, slice, x, gain, turn);
       }
-#else
-      float4 x[kVectors<Q_LORA>];
-      uint2 gain[kVectors<Q_LORA>];
-      load_gain<Q_LORA>(gain, reinterpret_cast<const void*>(entry[kQueryNorm]));
-      {
-        uint4 raw[2 * kVectors<Q_LORA>];
-        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(low_parts + i % 2 * kAllLowRows + 4 * vector_at<Q_LORA>(i / 2)); });
-#pragma unroll
-        for (int i = 0; i < kVectors<Q_LORA>; ++i) x[i] = sum_of(numbers(raw[2 * i]), numbers(raw[2 * i + 1]));
-      }
-      float peak;
-      const float factor = normalise<Q_LORA>(sh, x, gain, peak);  // its barrier is also past every warp's product before
-      const Scale scale = scale_of_peak(peak * factor);
-      store_f16<Q_LORA>(sh, x, factor * scale.factor);
-      undo = scale.undo;
-      consumer_sync();
-#endif
       stamp(lanes, record + kQuery, 1), mark(sh, kVector);
       Fp8Tile<kLowUnits> tiles;
       tiles.load(act);
@@ -1454,12 +1281,12 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       while (query_tile < query_end) {
         float low_row, high_row;
         tiles.take(ring, low_row, high_row);
-        if (kSlices) low_row *= undo, high_row *= undo;
+        low_row *= undo, high_row *= undo;
         store_sums(sh, half, low_row, high_row);
         mark(sh, kMultiplied);
         consumer_sync();
         mark(sh, kSummed);
-        const float factor = kSlices ? rms_of<Q_LORA>(sh, turn) : undo;
+        const float factor = rms_of<Q_LORA>(sh, turn);
         if (query_tile < kAbsorbSteps) {
           lift(ring, sh, sum_part(sh, half, lane % 16) * factor, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
         } else if (tid < 16) {
@@ -1593,7 +1420,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
       for (u32 from = cached.low; from < cached.high; from += kStagePositions) {
         const u32 count = min(kStagePositions, cached.high - from);
-        ptx::mbar_wait(ring.full_bar(), ring.parity);
+        ring.await_full();
         if (warp < count) {
           float x[kBatch][18];
 #pragma unroll
@@ -1612,7 +1439,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
           }
           mine.take(x, ((int)count - warp + WARPS - 1) / WARPS);
         }
-        release_stage(ring);
+        ring.release(ptx::thread());
         ring.next();
       }
       if (owns_current && warp == WARPS - 1) {
@@ -1666,7 +1493,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     mark_start(sh, lanes, record + kValues);
     refresh();
     if (serves_head()) {
-#if SLICES
       // A warp joins the parts of the columns that it multiplies: steps warp, warp + WARPS, ...; a half of the lanes has every second part. What was
       // behind the sums of attention is free, the sums themselves are still read.
       static_assert(kGroup <= 32, "a lane has a part's statistics");
@@ -1707,62 +1533,13 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         place[KV_LORA / 4] = make_uint2(low[0] | (u32)low[1] << 16, low[2] | (u32)low[3] << 16);
       }
       __syncwarp();
-#else
-      const u32 vector = act;
-      constexpr int kEach = (kGroup + kJoiners - 1) / kJoiners;
-      const int joiner = tid / (KV_LORA / 4), column = tid % (KV_LORA / 4);
-      const u32* parts = partials + (u64)served * kGroup * kPartial;
-      uint4 raw[2 * kEach];  // a part's sums and its statistics, one part after the other
-      auto which = [&](int i) { return min(joiner + i * kJoiners, kGroup - 1); };
-      await_words(sh, raw, tag,
-                  [&](int i) { return ptx::ldg128_relaxed(parts + which(i / 2) * kPartial + (i % 2 == 0 ? 4 * column : KV_LORA)); });
-      float top = kNone, total = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i)
-        if (joiner + i * kJoiners < kGroup) top = fmaxf(top, number(raw[2 * i + 1].x));
-      float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-      for (int i = 0; i < kEach; ++i)
-        if (joiner + i * kJoiners < kGroup) {
-          const float factor = exp2f(number(raw[2 * i + 1].x) - top);
-          const float4 v = numbers(raw[2 * i]);
-          total = fmaf(number(raw[2 * i + 1].y), factor, total);
-          sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
-        }
-      float* joined = sh.part + joiner * (KV_LORA + 4);
-      *reinterpret_cast<float4*>(joined + 4 * column) = sum;
-      if (column == 0) {
-        joined[KV_LORA] = top;
-        joined[KV_LORA + 1] = total;
-      }
-      consumer_sync();
-      if (tid < KV_LORA / 4) {
-        top = kNone;
-        total = 0.0f;
-        sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll
-        for (int j = 0; j < kJoiners; ++j) top = fmaxf(top, sh.part[j * (KV_LORA + 4) + KV_LORA]);
-#pragma unroll
-        for (int j = 0; j < kJoiners; ++j) {
-          const float* one = sh.part + j * (KV_LORA + 4);
-          const float factor = exp2f(one[KV_LORA] - top);
-          const float4 v = *reinterpret_cast<const float4*>(one + 4 * tid);
-          total = fmaf(one[KV_LORA + 1], factor, total);
-          sum = make_float4(fmaf(v.x, factor, sum.x), fmaf(v.y, factor, sum.y), fmaf(v.z, factor, sum.z), fmaf(v.w, factor, sum.w));
-        }
-        const float inverse = 1.0f / total;
-        store_split(sh, 2 * tid, sum.x * inverse, sum.y * inverse);
-        store_split(sh, 2 * tid + 1, sum.z * inverse, sum.w * inverse);
-      }
-      consumer_sync();
-#endif
       stamp(lanes, record + kValues, 1), mark(sh, kVector);
       int pieces = 0;
       mark_stage(sh, ring, kStage);
 #pragma unroll 1
       for (u32 tile = sub; tile < kValueTiles; tile += kGroup) {
         float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        take_bf16(ring, sh, vector, kValueSteps, c, kSlices ? 2 * KV_LORA : kVectorBytes);
+        take_bf16(ring, sh, vector, kValueSteps, c, 2 * KV_LORA);
         store_sums(sh, half + pieces++, c[0] + c[1], c[2] + c[3]);
       }
       mark(sh, kMultiplied);
@@ -1784,7 +1561,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     refresh();
     {
       constexpr int kWidth = HEADS * V_DIM;
-#if SLICES
       {
         const Slice<kWidth> slice;
         uint4 raw[kSlice<kWidth>];
@@ -1798,18 +1574,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
         undo = store_slice(sh, slice, x, peak);
       }
-#else
-      float4 x[kVectors<kWidth>];
-      await_vector<kWidth>(sh, x, attended, tag);
-      float peak = 0.0f;
-#pragma unroll
-      for (int i = 0; i < kVectors<kWidth>; ++i)
-        if (has_vector<kWidth>(i)) peak = fmaxf(peak, peak_of(x[i]));
-      const Scale scale = scale_of_peak(reduce_peak(sh, peak));
-      store_f16<kWidth>(sh, x, scale.factor);
-      undo = scale.undo;
-      consumer_sync();
-#endif
       stamp(lanes, record + kOut, 1), mark(sh, kVector);
       Fp8Tile<kOutUnits> tiles;
       tiles.load(act);
@@ -1818,7 +1582,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       for (int tile = 0; tile < own_rows / 16; ++tile) {
         float low_row, high_row;
         tiles.take(ring, low_row, high_row);
-        if (kSlices) low_row *= undo, high_row *= undo;
+        low_row *= undo, high_row *= undo;
         store_sums(sh, half + tile, low_row, high_row);
       }
       mark(sh, kMultiplied);
@@ -1826,7 +1590,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       mark(sh, kSummed);
       if (tid < own_rows) {
         const float row = sum_part(sh, half + tid / 16, tid % 16);
-        sh.own[tid] += kSlices ? row : row * undo;
+        sh.own[tid] += row;
       }
       half = PIECES - half;
       exchange();
@@ -1852,7 +1616,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         for (int r = 0; r < kScored; ++r) {
           dot[r] = 0.0f;
           if (cta + r * GRID < EXPERTS) {
-            ptx::mbar_wait(ring.full_bar(), ring.parity);
+            ring.await_full();
 #pragma unroll
             for (int i = 0; i < kVectors<HIDDEN>; ++i)
               if (has_vector<HIDDEN>(i)) {
@@ -1860,7 +1624,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
                 dot[r] = fmaf(x[i].x, ptx::bf16_low(w.x), fmaf(x[i].y, ptx::bf16_high(w.x), dot[r]));
                 dot[r] = fmaf(x[i].z, ptx::bf16_low(w.y), fmaf(x[i].w, ptx::bf16_high(w.y), dot[r]));
               }
-            release_stage(ring);
+            ring.release(ptx::thread());
             ring.next();
           }
         }
@@ -1927,7 +1691,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             up = sum_of(up, numbers(raw[2 * n + 1]));
           }
           const float4 passed = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
-#if SLICES
           if (kDownSlices && !dense) {  // as fp16, a unit of 128 scaled by the warp that has it
             const Scale scale = scale_of_peak(warp_peak(peak_of(passed)));
             reinterpret_cast<uint2*>(sh.feed)[vector] = make_uint2(ptx::pack_f16(passed.x * scale.factor, passed.y * scale.factor),
@@ -1935,7 +1698,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             if (lane == 0) sh.feed_undo[vector / 32] = scale.undo;
             continue;
           }
-#endif
           *reinterpret_cast<float4*>(sh.feed + 4 * vector) = passed;
         }
       }
@@ -2115,11 +1877,11 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   for (bool over = false; !over;) {
     int pieces = 0;
     for (; pieces < PIECES; ++pieces) {
-      ptx::mbar_wait(ring.full_bar(), ring.parity);
+      ring.await_full();
       const int task = sh.tag[ring.stage];
       over = task < 0;
       if (over) {
-        release_stage(ring);
+        ring.release(ptx::thread());
         ring.next();
         break;
       }
@@ -2143,18 +1905,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     half = PIECES - half;
   }
   stamp(lanes, LAYERS * kPhases, 2), mark(sh, kPublished);
-  auto reduce_top = [&] {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) {
-      const float other = __shfl_xor_sync(0xffffffffu, top, mask);
-      const int other_row = __shfl_xor_sync(0xffffffffu, top_row, mask);
-      if (other > top || (other == top && other_row < top_row)) {
-        top = other;
-        top_row = other_row;
-      }
-    }
-  };
-  reduce_top();
+  join_top<32>(top, top_row);
   consumer_sync();
   if (lane == 0) {
     sh.sums[warp] = top;
@@ -2164,7 +1915,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   if (warp == 0) {
     top = lane < WARPS ? sh.sums[lane] : 5.0f * kNone;
     top_row = lane < WARPS ? reinterpret_cast<int*>(sh.part)[lane] : 0;
-    reduce_top();
+    join_top<32>(top, top_row);
     u32 last = 0;
     if (lane == 0) {
       if (sh.dead) atomicOr(error, 1u);
@@ -2176,15 +1927,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     if (__shfl_sync(0xffffffffu, last, 0)) {  // every CTA is past its reads of state and scratch
       top = 5.0f * kNone;
       top_row = 0;
-      for (int i = lane; i < GRID; i += 32) {
-        const float2 other = ptx::ldg64_l2(best + 2 * i);
-        const int row = __float_as_int(other.y);
-        if (other.x > top || (other.x == top && row < top_row)) {
-          top = other.x;
-          top_row = row;
-        }
-      }
-      reduce_top();
+      join_stored<GRID>(best, lane, top, top_row);
       if (lane == 0) {
         state[0] = top_row;
         state[1] = position + 1;

@@ -3,7 +3,6 @@
 import ctypes
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -58,7 +57,7 @@ SPEC: dict[str, Any] = {
     "norm_eps": 1e-5,
     "max_positions": 64,
 }  # fmt: skip
-SCORES, CACHED = 1e-2, 1e-2
+SCORES, CACHED = 2e-2, 1e-2  # the rung rounds what it caches to bf16, the eager one computes in fp32
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ def build() -> tuple[Target, tuple[PackedExperts, ...], Target]:
 
 def rung(target: Target, packed: tuple[PackedExperts, ...]) -> PersistentForward[Any]:
     plan = kernel.make_plan(step_shape(target.spec), GRID, warps=8, stages=4, in_flight=2)
-    return latent_forward(target, packed, CAPACITY, replace(plan, gate=0))
+    return latent_forward(target, packed, CAPACITY, plan)
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -14,6 +14,7 @@ from workbench.kernels.persistent_shape import rope_table
 
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 TINY, BARE = persistent_latent_bench.TINY, persistent_latent_bench.BARE
+TILES = replace(BARE, layers=1, heads=8, v_dim=256, q_lora=2176)
 CAPACITY = 48
 
 
@@ -96,67 +97,37 @@ def test_the_cpu_converts_every_code_as_torch_does(build_kernel: Build) -> None:
         assert torch.equal(halves[known, shift].view(torch.int16), expected[known].view(torch.int16))
 
 
-def test_source_on_the_cpu_equals_float64(build_kernel: Build) -> None:
-    """Three launches of three layers, more uses than a tag has values; heads of one CTA each, one CTA beside them."""
-    simulated(build_kernel, TINY, plan_for(TINY, 5), [0, 1, 30])
+@pytest.mark.parametrize(
+    ("shape", "grid", "warps", "positions"),
+    [
+        (TINY, 5, 8, [0, 1, 30]),  # three launches of three layers; heads of one CTA each, one CTA beside them
+        (TINY, 16, 16, [1]),
+        (BARE, 16, 8, [0, 47]),  # heads of several CTAs; together: the shared expert's activations have a scale a unit
+        (TILES, 9, 8, [20]),  # out's vector stays in registers from tile to tile, the query's does not fit
+        (replace(BARE, layers=2, heads=4, top_k=8, inter=256, shared_inter=256, q_lora=384), 16, 8, [3]),
+    ],
+)
+def test_source_on_the_cpu_equals_float64(
+    build_kernel: Build, shape: LatentShape, grid: int, warps: int, positions: list[int]
+) -> None:
+    simulated(build_kernel, shape, persistent_latent.make_plan(shape, grid, warps=warps, stages=4), positions)
 
 
 def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kernel: Build) -> None:
-    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True, gate=0)
+    plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True)
     simulated(build_kernel, TINY, plan, [1, 47], forced=True)
 
 
-def test_source_on_the_cpu_with_heads_of_several_ctas_and_neither_indexer_nor_dense_layer(build_kernel: Build) -> None:
-    simulated(build_kernel, BARE, plan_for(BARE, 16), [0, 47])
-
-
-def test_source_on_the_cpu_with_tiles_of_two_stages_and_of_three(build_kernel: Build) -> None:
-    """Out's vector stays in registers from tile to tile, the query's does not fit."""
-    shape = replace(BARE, layers=1, heads=8, v_dim=256, q_lora=2176)
-    simulated(build_kernel, shape, plan_for(shape, 9), [0, 20])
-
-
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
-    """Prefetching, the stand-in for collectives, who polls."""
+    """Prefetching, the stand-in for collectives."""
     plan = plan_for(BARE, 9)
-    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, gate=1)
+    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3)
     pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.parametrize(
-    ("shape", "grid", "warps", "positions"),
-    [
-        (TINY, 5, 8, [30]),  # low's tiles start at odd units, the shared expert's down is not together
-        (TINY, 16, 16, [1]),
-        (BARE, 16, 8, [0, 47]),  # together: its activations have a scale a unit
-        (replace(BARE, layers=1, heads=8, v_dim=256, q_lora=2176), 9, 8, [20]),
-        (replace(BARE, layers=2, heads=4, top_k=8, inter=256, shared_inter=256, q_lora=384), 16, 8, [3]),
-    ],
-)
-def test_a_warp_keeps_the_part_of_a_vector_that_it_multiplies(
-    build_kernel: Build, shape: LatentShape, grid: int, warps: int, positions: list[int]
-) -> None:
-    plan = persistent_latent.make_plan(shape, grid, warps=warps, stages=4, in_flight=2)
-    simulated(build_kernel, shape, replace(plan, slices=True), positions)
-
-
-def test_holding_back_and_who_polls_keep_the_bits(build_kernel: Build) -> None:
-    """Fewer stages in flight while words are polled for: with so many as ever else, and with all; light waits."""
-    plan = plan_for(TINY, 7)
-    plans = (
-        plan,
-        replace(plan, hold=1),
-        replace(plan, hold=2, in_flight=0, light_bytes=4),
-        replace(plan, light_bytes=64),
-    )
-    first, *others = (simulated(build_kernel, TINY, each, [2]) for each in plans)
-    assert all(torch.equal(one, other) for logits in others for one, other in zip(first, logits, strict=True))
-
-
-@pytest.mark.parametrize("slices", [False, True])
-def test_stamps_rise_within_a_phase_and_keep_the_bits(build_kernel: Build, slices: bool) -> None:
-    plan = replace(plan_for(TINY, 5), slices=slices)
+def test_stamps_rise_within_a_phase_and_keep_the_bits(build_kernel: Build) -> None:
+    plan = plan_for(TINY, 5)
     stamps: list[torch.Tensor] = []
     first, second = (
         simulated(build_kernel, TINY, each, [2], lanes=stamps) for each in (plan, replace(plan, stamps=True))
