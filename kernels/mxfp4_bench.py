@@ -74,22 +74,20 @@ def build_passes(shape: ExpertShape, tokens: int, plan: AnyPlan | None, split: b
     return [*runs]
 
 
-def packed(shape: ExpertShape, source: dict[str, torch.Tensor], pairs: int = 0) -> ExpertWeights:
-    """The checkpoint re-laid out; gpt-oss alternates gate and up rows, the others stack them. ``pairs``: down by
-    columns, so many pairs of row tiles a chunk."""
+def packed(shape: ExpertShape, source: dict[str, torch.Tensor], plan: AnyPlan | None = None) -> ExpertWeights:
+    """The checkpoint re-laid out as ``plan``'s pass wants it; gpt-oss alternates gate and up rows, the others stack
+    them."""
     order: mxfp4_tiles.Rows = "interleaved" if shape.clamp else "halves"
     biases = (
         (mxfp4_tiles.pack_bias(source["gate_up_bias"], order=order), source["down_bias"])
         if shape.bias
         else (None, None)
     )
-    return ExpertWeights(
-        mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order),
-        mxfp4_columns.pack_columns(source["down"], source["down_scales"], pairs)
-        if pairs
-        else mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]),
-        *biases,
-    )
+    gate_up = mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order)
+    if isinstance(plan, OneTokenPlan):
+        down = mxfp4_columns.pack_columns(source["down"], source["down_scales"], plan.warps)
+        return ExpertWeights(mxfp4_columns.spread(gate_up, plan.spread), down, *biases)
+    return ExpertWeights(gate_up, mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]), *biases)
 
 
 def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
@@ -110,7 +108,7 @@ def check(
     small = ExpertShape(**{**asdict(shape), "experts": experts})
     generator = torch.Generator("cuda").manual_seed(seed)
     source = checkpoint(small, experts, generator)
-    weights = packed(small, source, plan.warps if isinstance(plan, OneTokenPlan) else 0)
+    weights = packed(small, source, plan)
     x = (torch.randn(tokens, shape.hidden, generator=generator, device="cuda") * 3).to(torch.bfloat16)
     x[:, 5] *= 300  # an outlier channel
     ids = torch.stack(
@@ -363,18 +361,18 @@ def next_variants() -> list[Variant]:
     plans: dict[str, AnyPlan] = {
         "base": base,
         "columns": columns,
-        "columns, 2 teams": replace(columns, teams=2),
-        "columns, 2 teams, lanes": replace(columns, teams=2, lanes=True),
-        "columns, 2 teams, stream only": replace(columns, teams=2, probe=1),
-        "columns, 2 teams, 3 in flight from 3": replace(columns, teams=2, in_flight=3),
-        "columns, 2 teams, 5 stages": replace(columns, teams=2, stages=5),
-        "columns, 2 teams, 6 stages": replace(columns, teams=2, stages=6),
-        "columns, 2 teams, 6 stages, lanes": replace(columns, teams=2, stages=6, lanes=True),
-        "columns, 2 teams, 6 stages, 3 from 3": replace(columns, teams=2, stages=6, in_flight=3),
-        "columns, 2 teams, 8 stages": replace(columns, teams=2, stages=8),
-        "columns, 2 teams, 6 stages, 4 KB": replace(columns, teams=2, stages=6, copy_bytes=4080),
-        "columns, 2 teams, decode 0": replace(columns, teams=2, decode=0),
-        "columns, 2 teams (again)": replace(columns, teams=2),
+        "columns, spread": replace(columns, spread=11),
+        "columns, spread, lanes": replace(columns, spread=11, lanes=True),
+        "columns, spread, stream only": replace(columns, spread=11, probe=1),
+        "columns, stream only": replace(columns, probe=1),
+        "columns, spread, 3 in flight": replace(columns, spread=11, in_flight=3),
+        "columns, spread, 6 stages": replace(columns, spread=11, stages=6),
+        "columns, spread, 4 KB": replace(columns, spread=11, copy_bytes=4080),
+        "columns, atomic": replace(columns, combine="atomic"),
+        "columns, atomic, spread": replace(columns, spread=11, combine="atomic"),
+        "columns, atomic, spread, lanes": replace(columns, spread=11, combine="atomic", lanes=True),
+        "columns, atomic, spread, 6 stages": replace(columns, spread=11, combine="atomic", stages=6),
+        "columns, atomic, spread, stream only": replace(columns, spread=11, combine="atomic", probe=1),
         "columns (again)": columns,
         "base (again)": base,
     }
@@ -460,7 +458,7 @@ def next_checked() -> list[tuple[ExpertShape, int, AnyPlan]]:
     columns = mxfp4_one_token.make_plan(GPT_OSS, SMS)
     return [
         (GPT_OSS, 1, columns),
-        (GPT_OSS, 1, replace(columns, teams=2, stages=8, in_flight=3, ramp=1, copy_bytes=4080, decode=0, lanes=True)),
+        (GPT_OSS, 1, replace(columns, spread=11, combine="atomic", in_flight=3, ramp=1, copy_bytes=4080, decode=0, lanes=True)),
         (QWEN, 1, mxfp4_one_token.make_plan(QWEN, SMS)),
     ]
 

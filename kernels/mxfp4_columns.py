@@ -91,3 +91,17 @@ def unpack_columns(packed: torch.Tensor, columns: int, pairs: int) -> tuple[torc
         factors = packed[expert, :, weight_bytes:].reshape(chunks, columns // BLOCK_COLUMNS, pairs, 2, 8, 2)
         scales[expert] = factors.permute(0, 2, 3, 5, 4, 1).reshape(rows, columns // BLOCK_COLUMNS)
     return blocks, scales
+
+
+def spread(tiles: torch.Tensor, stride: int) -> torch.Tensor:
+    """Row tiles [E, tiles, ...] with every ``stride``-th one side by side: 0, stride, 2 stride, ..., then 1, stride + 1,
+    ... CTAs that take runs of about ``stride`` tiles then read side by side what they read at the same time. 0: as
+    they are."""
+    if stride < 0:
+        raise InputError(f"stride must be 0 for none or positive, not {stride}")
+    return tiles if stride == 0 else tiles[:, spread_order(tiles.shape[1], stride).to(tiles.device)].contiguous()
+
+
+def spread_order(count: int, stride: int) -> torch.Tensor:
+    """Which of ``count`` tiles lies at each place, int64 [count]."""
+    return torch.cat([torch.arange(first, count, stride) for first in range(min(stride, count))])

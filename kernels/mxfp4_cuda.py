@@ -23,7 +23,7 @@ _STAGE_TARGET = 24576  # bytes a stage: large enough for the copy engine, small 
 Phases = Literal["both", "gate_up", "down"]
 _PHASES = {"gate_up": 1, "down": 2, "both": 3}
 Combine = Literal["ordered", "atomic"]
-_COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1}
+COMBINE: dict[Combine, int] = {"ordered": 0, "atomic": 1}
 Exchange = Literal["counters", "marks"]
 _EXCHANGE: dict[Exchange, int] = {"counters": 0, "marks": 1}
 _MARK = -1  # of a word that is not there yet: all bits one
@@ -211,7 +211,7 @@ def macros(shape: ExpertShape, tokens: int, plan: Plan, phases: Phases) -> dict[
         "LIMIT": float(shape.limit),
         "ALPHA": float(shape.alpha),
         "HAS_BIAS": int(shape.bias),
-        "COMBINE": _COMBINE[plan.combine],
+        "COMBINE": COMBINE[plan.combine],
         "PROBE": plan.probe,
         "COPY_BYTES": plan.copy_bytes,
         "IN_FLIGHT": plan.in_flight,

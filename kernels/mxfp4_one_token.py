@@ -15,7 +15,7 @@ import torch
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import mxfp4_columns, mxfp4_lanes, mxfp4_tiles, nvrtc
 from workbench.kernels.contract import expect
-from workbench.kernels.mxfp4_cuda import SHARED_BYTES, ExpertShape, ExpertWeights
+from workbench.kernels.mxfp4_cuda import COMBINE, SHARED_BYTES, Combine, ExpertShape, ExpertWeights
 
 KERNEL = "mxfp4_one_token"
 _ODD = -1  # of a part that is not there yet in the first turn
@@ -30,9 +30,10 @@ class OneTokenPlan:
     stages: int
     stage_bytes: int
     in_flight: int = 2
-    teams: int = 1
     start: int = 2
     ramp: int = 3
+    spread: int = 0
+    combine: Combine = "ordered"
     copy_bytes: int = 0
     decode: int = 1
     probe: int = 0
@@ -49,7 +50,7 @@ class OneTokenPlan:
     @property
     def threads(self) -> int:
         """Threads a CTA: the consumer warps and one producer warp."""
-        return self.teams * self.warps * 32 + 32
+        return self.warps * 32 + 32
 
 
 def _most_groups(shape: ExpertShape, ctas: int) -> int:
@@ -88,8 +89,8 @@ def make_plan(shape: ExpertShape, ctas: int, *, stages: int = 4) -> OneTokenPlan
 def shared_bytes(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> int:
     """Dynamic shared memory of a launch: the ring and the kernel's ``Shared``."""
     groups = _most_groups(shape, ctas)
-    small = 8 * shape.top_k + 4 * (groups // 2 + 1) + 64 * (groups + 3)
-    part = max(groups * plan.warps * 64, plan.teams * plan.warps * -(-shape.hidden // 4 // ctas) * 16)
+    small = 8 * shape.top_k + 4 * (groups // 2 + 1) + 68 * (groups + 3)
+    part = max(groups * plan.warps * 64, plan.warps * -(-shape.hidden // 4 // ctas) * 16)
     return plan.stages * (plan.stage_bytes + 16) + part + small + 80
 
 
@@ -100,15 +101,16 @@ def macros(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> dict[str, nvrtc
         "EXPERTS": shape.experts,
         "HIDDEN": shape.hidden,
         "INTER": shape.inter,
-        "CTAS": ctas,
-        "TEAMS": plan.teams,
+        "GRID": ctas,
         "WARPS": plan.warps,
         "STAGES": plan.stages,
         "STAGE_BYTES": plan.stage_bytes,
         "IN_FLIGHT": plan.in_flight,
         "START": plan.start,
         "RAMP": plan.ramp,
+        "SPREAD": plan.spread,
         "COPY_BYTES": plan.copy_bytes,
+        "COMBINE": COMBINE[plan.combine],
         "DECODE": plan.decode,
         "PROBE": plan.probe,
         "LANES": int(plan.lanes),

@@ -6,21 +6,23 @@
 // dealt to the CTAs in contiguous runs. Down's weights lie by columns (kernels/mxfp4_columns.py): of a chunk of rows, the groups one behind the
 // other, so a run of groups is one bulk copy; a stage is a chunk, and each warp has two row tiles of it, all columns of the CTA: no sum across warps.
 // In a word of down a lane has two columns of rows g and g + 8 of both tiles. Two groups make an m16n8k16 for each tile. An E8M0 scale is for 32
-// columns: column c of the MMA takes the groups of the CTA's block c % 4 and no others, so that up to four block sums come out side by side, each
-// twice; a lane takes the first tile's from columns 0 to 3 or the second's from 4 to 7.
+// columns: column c of the MMA takes the groups of the CTA's block c % 4 and no others, the first tile's in columns 0 to 3, the second's in 4 to 7, so
+// that up to four block sums of both come out side by side in one accumulator.
 //
 //   TOPK EXPERTS HIDDEN INTER    experts a token, experts in the layer, the layer's width, channels of an expert
-//   CTAS TEAMS WARPS             the grid, all of it co-resident; teams of consumer warps, which take stages in turn; warps of a team: as many slices of
-//                                gate-up's K, pairs of row tiles in a chunk of down
+//   GRID WARPS                   the grid, all of it co-resident; consumer warps: as many slices of gate-up's K, pairs of row tiles in a chunk of down
+//   COMBINE                      0: ordered sums, repeatable bit for bit; 1: float atomics, which nobody waits for
 //   STAGES STAGE_BYTES IN_FLIGHT ring depth, bytes of a stage, most stages that are asked for and not there yet (0: all)
 //   START RAMP                   the same up to stage RAMP of gate-up
+//   SPREAD                       row tiles between two of gate-up that lie side by side; 0: all in order
 //   ACT LIMIT ALPHA HAS_BIAS     as in mxfp4_experts.cu; DECODE, COPY_BYTES: mxfp4.cuh
 //   PROBE                        1: no arithmetic, wrong results: what the copies and the exchange take
 //   LANES                        1: three warps of a CTA write down when what happened
 //
 // A part's word holds the launch's turn in its lowest bit, so it is there when that bit is this turn's: every launch writes every word, and a
 // word is written again after griddepcontrol.wait only, when every CTA of the launch before has read what it needs. A turn is the count of CTAs
-// that have passed, over CTAS, as it stands before this CTA has passed.
+// that have passed, over GRID, as it stands before this CTA has passed.
+#include "grid_barrier.cuh"
 #include "marks.cuh"
 #include "mxfp4.cuh"
 #include "pass_stamps.cuh"
@@ -30,13 +32,16 @@
 #ifndef PROBE
 #define PROBE 0
 #endif
+#ifndef COMBINE
+#define COMBINE 0
+#endif
 
 namespace {
 
-constexpr int kWarps = TEAMS * WARPS, kConsumers = kWarps * 32, kThreads = kConsumers + 32;
+constexpr int kConsumers = WARPS * 32, kThreads = kConsumers + 32;
 constexpr int kReadyBarrier = 1, kConsumerBarrier = 2, kActivationBarrier = 3;
 constexpr int kGroups = INTER / 8;                       // of one expert
-constexpr int kMost = (TOPK * kGroups + CTAS - 1) / CTAS;  // groups of a CTA
+constexpr int kMost = (TOPK * kGroups + GRID - 1) / GRID;  // groups of a CTA
 constexpr int kBlocks = (kMost + 6) / 4;                 // most blocks of 32 columns that they lie in
 constexpr int kUnits = HIDDEN / 64, kSlice = kUnits / WARPS;
 constexpr u32 kTileBytes = kUnits * mxfp4::kUnitBytes;
@@ -44,14 +49,16 @@ constexpr int kChunks = HIDDEN / (32 * WARPS);
 constexpr u32 kGroupBytes = WARPS * 128, kBlockBytes = WARPS * 32;  // of one chunk
 constexpr u64 kChunkBytes = (u64)kGroups * kGroupBytes + kGroups / 4 * kBlockBytes;
 constexpr int kItems = (kMost * 16 + kConsumers - 1) / kConsumers;  // sums of gate-up that a thread finishes, of
-constexpr int kFinishers = (kMost * 16 + 31) / 32 < kWarps ? (kMost * 16 + 31) / 32 : kWarps;      // so many warps
+constexpr int kFinishers = (kMost * 16 + 31) / 32 < WARPS ? (kMost * 16 + 31) / 32 : WARPS;      // so many warps
 constexpr int kPadded = (kMost + 3) / 4 * 4;
-constexpr int kQuads = (HIDDEN / 4 + CTAS - 1) / CTAS;              // four outputs each, of a CTA
-constexpr int kSubs = 32 / kQuads, kSweeps = (CTAS + kWarps * kSubs - 1) / (kWarps * kSubs);
+constexpr int kQuads = (HIDDEN / 4 + GRID - 1) / GRID;              // four outputs each, of a CTA
+constexpr int kSubs = 32 / kQuads, kSweeps = (GRID + WARPS * kSubs - 1) / (WARPS * kSubs);
 static_assert(kUnits % WARPS == 0 && kSlice <= 4 && HIDDEN % (32 * WARPS) == 0, "warps must divide gate-up's units and down's pairs of row tiles");
 static_assert(kBlocks <= 4 && kMost <= kGroups && INTER % 32 == 0, "four blocks of at most two experts");
 static_assert(kTileBytes <= STAGE_BYTES && kMost * kGroupBytes + kBlocks * kBlockBytes <= STAGE_BYTES, "a stage must hold them");
 static_assert(kQuads <= 32 && 4 * kQuads <= kConsumers, "a warp asks for a CTA's outputs of a part at once");
+constexpr int kAdders = (4 * kQuads + 31) / 32;                     // warps whose threads have an output
+constexpr u64 kWatchdogNs = 200000000ull;  // who waits longer flags a deadlock and goes on
 using Ring = StageRing<STAGES, STAGE_BYTES, IN_FLIGHT>;
 
 struct Shared {
@@ -62,20 +69,30 @@ struct Shared {
   u32 turn;
   float undo;                                   // of the activation's scale and the weights'
   alignas(16) u32 largest[(kFinishers + 3) / 4 * 4];  // of each warp's activations, bf16 bits without sign
-  alignas(16) u32 columns[16][kPadded];         // down's B fragments: of lane (g, t), row (g % 4) * 4 + t, of each group: zero but for those of block g % 4
-  alignas(16) float part[kMost * WARPS * 16 > kWarps * kQuads * 4 ? kMost * WARPS * 16 : kWarps * kQuads * 4];  // of gate-up's sums; then [kWarps][kQuads * 4] of the output's
+  alignas(16) u32 columns[17][kPadded];         // down's B fragments: of lane (g, t), row (g % 4) * 4 + t, of each group: zero but for those of block g % 4
+  alignas(16) float part[kMost * WARPS * 16 > WARPS * kQuads * 4 ? kMost * WARPS * 16 : WARPS * kQuads * 4];  // of gate-up's sums; then [WARPS][kQuads * 4] of the output's
 };
 
 // A CTA's run of groups, [low, high) of all chosen experts', and where its second expert begins.
 struct Run {
   u32 low, high, edge, slot;
   __device__ __forceinline__ Run(u32 cta) {
-    low = (u32)((u64)cta * (TOPK * kGroups) / CTAS);
-    high = (u32)((u64)(cta + 1) * (TOPK * kGroups) / CTAS);
+    low = (u32)((u64)cta * (TOPK * kGroups) / GRID);
+    high = (u32)((u64)(cta + 1) * (TOPK * kGroups) / GRID);
     slot = low / kGroups;
     edge = (slot + 1) * kGroups;
   }
 };
+
+// Where a row tile of gate-up lies (mxfp4_columns.spread): what CTAs read at the same time, the n-th tile of each one's run, lies side by side.
+__device__ __forceinline__ u32 place_of(u32 tile) {
+#if SPREAD > 0
+  const u32 turn = tile % SPREAD;
+  return turn * (kGroups / SPREAD) + min(turn, (u32)(kGroups % SPREAD)) + tile / SPREAD;
+#else
+  return tile;
+#endif
+}
 
 __device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Run& run, const int* ids, const u8* gate_up, const u8* down, u32* error, u64 policy) {
   const u32* words = reinterpret_cast<const u32*>(ids);
@@ -87,17 +104,17 @@ __device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Run& r
 #if IN_FLIGHT > 0
   ring.issued = IN_FLIGHT - START;  // all CTAs ask for their first stages at once: what is asked for besides makes the first ones late
 #endif
-  const u8* from = gate_up + ((u64)one * kGroups + (run.low - (run.edge - kGroups))) * kTileBytes;
 #pragma unroll 1
-  for (u32 group = run.low; group < run.high; ++group, from += kTileBytes) {
-    if (group == run.edge) from = gate_up + (u64)two * kGroups * kTileBytes;
+  for (u32 group = run.low; group < run.high; ++group) {
+    const bool second = group >= run.edge;
+    const u32 tile = (second ? two : one) * kGroups + place_of(group - (second ? run.edge : run.edge - kGroups));
 #if IN_FLIGHT > START
     if (group - run.low == RAMP) ring.issued = START;
 #endif
     stamps.await_empty(ring, kGateUpEmpty);
     if (group == run.low) stamps.stamp(kFirstCopy);
     ptx::mbar_expect(ring.full_bar(), kTileBytes);
-    mxfp4::load_run(ring.address(), from, kTileBytes, ring.full_bar(), policy);
+    mxfp4::load_run(ring.address(), gate_up + (u64)tile * kTileBytes, kTileBytes, ring.full_bar(), policy);
     ring.next();
   }
   stamps.stamp(kGateUpCopied);
@@ -110,7 +127,7 @@ __device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Run& r
     if (chunk == 0) stamps.stamp(kDownFirstCopy);
     const u32 bar = ring.full_bar(), target = ring.address(), scales = target + kMost * kGroupBytes;
     ptx::mbar_expect(bar, (run.high - run.low) * kGroupBytes + (blocks + more) * kBlockBytes);
-    from = down + ((u64)one * kChunks + chunk) * kChunkBytes;
+    const u8* from = down + ((u64)one * kChunks + chunk) * kChunkBytes;
     mxfp4::load_run(target, from + in_first * kGroupBytes, groups * kGroupBytes, bar, policy);
     mxfp4::load_run(scales, from + kGroups * kGroupBytes + in_first / 4 * kBlockBytes, blocks * kBlockBytes, bar, policy);
     if (more > 0) {
@@ -128,23 +145,14 @@ __device__ __forceinline__ void release(const Ring& ring, u32 lane) {
   if (lane == 0) ptx::mbar_arrive(ring.empty_bar());
 }
 
-__device__ __forceinline__ void skip(Ring& ring, u32 stages) {
-#pragma unroll
-  for (u32 i = 0; i < TEAMS; ++i)
-    if (i < stages) ring.next();
-}
-
-// Gate-up: every warp its slice of K of each of its team's groups' row tiles, the warps' sums side by side in sh.part. Returns the first stage of the
-// team's that is not of gate-up.
-__device__ __forceinline__ u32 gate_up_products(Ring& ring, Stamps& stamps, Shared& sh, const mxfp4::Slice<kSlice>& activation, u32 count) {
-  const u32 team = threadIdx.x / (WARPS * 32), warp = threadIdx.x / 32 % WARPS, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+// Gate-up: every warp its slice of K of each group's row tile, the warps' sums side by side in sh.part.
+__device__ __forceinline__ void gate_up_products(Ring& ring, Stamps& stamps, Shared& sh, const mxfp4::Slice<kSlice>& activation, u32 count) {
+  const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const u32 weights = ptx::keep(ring.base + warp * kSlice * mxfp4::kUnitWeightBytes + lane * 16);
   const u32 scales = ptx::keep(ring.base + kUnits * mxfp4::kUnitWeightBytes + (warp * kSlice + (t < kSlice ? t : 0)) * mxfp4::kUnitScaleBytes + g * 4);
-  float* part = sh.part + (team * WARPS + warp) * 16 + g + 4 * t;  // lanes 0 and 2 of a quad store rows g and g + 8
-  skip(ring, team);
-  u32 k = team;
-  for (; k < count; k += TEAMS, part += kWarps * 16) {
-    stamps.await_full(ring, kGateUpStages, k < TEAMS, kFirstFull);
+  float* part = sh.part + warp * 16 + g + 4 * t;  // lanes 0 and 2 of a quad store rows g and g + 8
+  for (u32 k = 0; k < count; ++k, part += WARPS * 16) {
+    stamps.await_full(ring, kGateUpStages, k == 0, kFirstFull);
 #if PROBE == 1
     release(ring, lane);
     if ((lane & 1) == 0) *part = 0.0f;
@@ -153,11 +161,10 @@ __device__ __forceinline__ u32 gate_up_products(Ring& ring, Stamps& stamps, Shar
     const float sum = mxfp4::apart_dot<kSlice>(activation, weights + offset, scales + offset, lane & 3, [&] { release(ring, lane); });
     if ((lane & 1) == 0) *part = sum;
 #endif
-    skip(ring, TEAMS);
+    ring.next();
   }
   stamps.stamp_full(kGateUpFull);
   stamps.stamp_warp(kGateUpProducts);
-  return k;
 }
 
 __device__ __forceinline__ float activate(float gate, float up) {
@@ -168,15 +175,25 @@ __device__ __forceinline__ float activate(float gate, float up) {
 #endif
 }
 
+// What the chosen experts' biases add to an output.
+__device__ __forceinline__ float biases(const Shared& sh, const u16 (&bias)[TOPK]) {
+  float sum = 0.0f;
+#if HAS_BIAS
+#pragma unroll
+  for (u32 slot = 0; slot < TOPK; ++slot) sum += sh.routing[slot] * ptx::bf16_value(bias[slot]);
+#endif
+  return sum;
+}
+
 // E8M0, in a byte of a word, as a float.
-__device__ __forceinline__ float low_scale(u32 word) { return __uint_as_float((word << 23) & 0x7f800000u); }
+__device__ __forceinline__ float low_scale(u32 word) { return fabsf(__uint_as_float(word << 23)); }  // what the other byte leaves there is a sign
 __device__ __forceinline__ float high_scale(u32 word) { return __uint_as_float((word << 15) & 0x7f800000u); }
 
 }  // namespace
 
 // x bf16 [HIDDEN]; ids int32 and routing fp32 [TOPK]; gate_up: packed tiles (kernels/mxfp4_tiles.py); down: by columns (kernels/mxfp4_columns.py);
-// biases bf16, gate_up's in tile row order; inter bf16 [TOPK][INTER]: the activation, written for who wants to look at it; parts u32 [CTAS][HIDDEN]
-// scratch, odd before the first launch; passed u32, zero before the first launch: launches' CTAs, round at twice CTAS; out fp32 [HIDDEN]; error u32: bit
+// biases bf16, gate_up's in tile row order; inter bf16 [TOPK][INTER]: the activation, written for who wants to look at it; parts u32 [GRID][HIDDEN]
+// scratch, odd before the first launch; passed u32, zero before the first launch: launches' CTAs, round at twice GRID; out fp32 [HIDDEN]; error u32: bit
 // 0 a part never came, bit 1 an expert id out of range; lanes: pass_stamps.cuh, untouched without LANES.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
 mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* gate_up, const u8* down, const u16* gate_up_bias,
@@ -196,7 +213,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
   Stamps stamps;
 #endif
   ptx::dependents_may_launch();
-  if (warp == kWarps) {
+  if (warp == WARPS) {
     if (lane == 0) {
       ring.init(WARPS);
       ptx::mbar_init_fence();
@@ -216,26 +233,26 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
   if (threadIdx.x < HIDDEN / 64) ptx::prefetch_l2(x + threadIdx.x * 64);
   if (threadIdx.x == kConsumers - 1) ptx::prefetch_l2(ids);
   if (threadIdx.x == kConsumers - 2) ptx::prefetch_l2(routing);
-  for (u32 i = threadIdx.x; i < 16 * kPadded; i += kConsumers) sh.columns[i / kPadded][i % kPadded] = 0;
+  for (u32 i = threadIdx.x; i < 17 * kPadded; i += kConsumers) sh.columns[i / kPadded][i % kPadded] = 0;
   if (threadIdx.x < (kFinishers + 3) / 4 * 4) sh.largest[threadIdx.x] = 0;
   ptx::named_sync(kReadyBarrier, kThreads);
   ptx::wait_for_predecessor();
   stamps.stamp(kReleased);
-  const uint4 raw = mxfp4::Slice<kSlice>::fetch(x + warp % WARPS * kSlice * 64);
-  if (warp == kWarps - 1) {  // one warp for all: what 132 CTAs read in one place they queue for
+  const uint4 raw = mxfp4::Slice<kSlice>::fetch(x + warp * kSlice * 64);
+  if (warp == WARPS - 1) {  // one warp for all: what 132 CTAs read in one place they queue for
     if (lane < TOPK) {
       const u32 id = ptx::load_relaxed(reinterpret_cast<const u32*>(ids) + lane);
       sh.routing[lane] = ptx::ldg_l2(routing + lane);
       sh.ids[lane] = min(id, (u32)EXPERTS - 1);  // the producer flags what is out of range
     }
-    if (lane == 0) sh.turn = ptx::load_relaxed(passed) / CTAS;  // this CTA has not passed: the same for all
+    if (lane == 0) sh.turn = ptx::load_relaxed(passed) / GRID;  // this CTA has not passed: the same for all
   }
   mxfp4::Slice<kSlice> activation;
   activation.take(raw);
   ptx::named_sync(kConsumerBarrier, kConsumers);
   const u32 count = run.high - run.low;
   // The outputs that this CTA adds up, in the order of the parts' words: that of the lanes which hold them.
-  const u32 quad_low = (u32)((u64)cta * (HIDDEN / 4) / CTAS), quad_high = (u32)((u64)(cta + 1) * (HIDDEN / 4) / CTAS);
+  const u32 quad_low = (u32)((u64)cta * (HIDDEN / 4) / GRID), quad_high = (u32)((u64)(cta + 1) * (HIDDEN / 4) / GRID);
   const u32 place = quad_low * 4 + threadIdx.x, in_pair = place % 32;
   const u32 row = place / 32 * 32 + (in_pair & 2) * 8 + (in_pair & 1) * 8 + in_pair / 4;
   const bool adds = threadIdx.x < (quad_high - quad_low) * 4;
@@ -253,19 +270,28 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     for (u32 slot = 0; slot < TOPK; ++slot) all_bias[slot] = down_bias[(u64)sh.ids[slot] * HIDDEN + row];
   }
 #endif
+#if COMBINE == 1
+  if (warp < kAdders) {
+    if (adds) out[row] = 0.0f;
+    ptx::named_sync(kActivationBarrier, kAdders * 32);
+    if (threadIdx.x == 0) ptx::red_inc_release(passed, 2 * GRID - 1);  // this CTA's outputs may be added to
+  }
+#endif
   // This lane's two columns of down's accumulators: blocks first and first + 1 of the CTA's; those that it has not count for nothing, with any factor.
   const u32 g = lane >> 2, t = lane & 3, last = (run.high - 1) / 4 - run.low / 4;
   const u32 blocks[2] = {min(2 * (t & 1), last), min(2 * (t & 1) + 1, last)};
-  const u32 scales = ptx::keep(ring.base + kMost * kGroupBytes + blocks[0] * kBlockBytes + warp % WARPS * 32 + (t >> 1) * 16 + g * 2);
+  const u32 scales = ptx::keep(ring.base + kMost * kGroupBytes + blocks[0] * kBlockBytes + warp * 32 + (t >> 1) * 16 + g * 2);
   const u32 next_scales = ptx::keep((blocks[1] - blocks[0]) * kBlockBytes);
   float factors[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) factors[i] = sh.routing[min(run.slot + ((run.low / 4 + blocks[i]) * 4 >= run.edge), (u32)TOPK - 1)];
 
-  const u32 stages = gate_up_products(ring, stamps, sh, activation, count);
+  gate_up_products(ring, stamps, sh, activation, count);
   ptx::named_sync(kConsumerBarrier, kConsumers);
   stamps.stamp(kGateUpMet);
-  if (threadIdx.x == kConsumers - 1) ptx::red_inc_relaxed(passed, 2 * CTAS - 1);
+#if COMBINE == 0
+  if (threadIdx.x == kConsumers - 1) ptx::red_inc_relaxed(passed, 2 * GRID - 1);
+#endif
   if (warp < kFinishers) {
     u32 bits[kItems], largest = 0;
 #pragma unroll
@@ -299,29 +325,42 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
       if (item % 4 == 0 && group < count) sh.columns[(run.low % 4 + group) / 4 * 4 + item / 4 % 4][group] = half;
     }
   }
+#if COMBINE == 1
+  if (threadIdx.x == kConsumers - 1 && !await_within(kWatchdogNs, [&] { return ptx::load_acquire(passed) / GRID != sh.turn; })) atomicOr(error, 1u);
+#endif
   ptx::named_sync(kConsumerBarrier, kConsumers);
   stamps.stamp(kGateUpPublished);
+#if COMBINE == 1 && HAS_BIAS
+  if (adds) ptx::red_add(out + row, biases(sh, all_bias));
+#endif
 
   {
-    u32 columns[kPadded];
+    u32 columns[2][kPadded];  // for the first tile of a pair, in columns 0 to 3, and for the second, in 4 to 7: both go to one accumulator
 #pragma unroll
-    for (int j = 0; j < kPadded; j += 4) {
-      const uint4 four = ptx::lds128(ptx::smem_addr(&sh.columns[(g & 3) * 4 + t][j]));
-      columns[j] = four.x;
-      columns[j + 1] = four.y;
-      columns[j + 2] = four.z;
-      columns[j + 3] = four.w;
+    for (int tile = 0; tile < 2; ++tile) {
+      const u32 from = ptx::smem_addr(sh.columns[g / 4 == tile ? g % 4 * 4 + t : 16]);
+#pragma unroll
+      for (int j = 0; j < kPadded; j += 4) {
+        const uint4 four = ptx::lds128(from + j * 4);
+        columns[tile][j] = four.x;
+        columns[tile][j + 1] = four.y;
+        columns[tile][j + 2] = four.z;
+        columns[tile][j + 3] = four.w;
+      }
     }
     factors[0] *= sh.undo;
     factors[1] *= sh.undo;
     const u32 turn = sh.turn;
-    const u32 weights = ptx::keep(ring.base + warp % WARPS * 128 + lane * 4);
-    const u32 first = stages - count;
-    u32* words = parts + (u64)cta * HIDDEN + (first * WARPS + warp % WARPS) * 32 + lane;
+    const u32 weights = ptx::keep(ring.base + warp * 128 + lane * 4);
+#if COMBINE == 0
+    u32* words = parts + (u64)cta * HIDDEN + warp * 32 + lane;
+#else
+    float* words = out + warp * 32 + (t >> 1) * 16 + (t & 1) * 8 + g;  // the row that this lane has in the end
+#endif
     stamps.stamp(kDownProducts0);
 #pragma unroll 1
-    for (u32 chunk = first; chunk < kChunks; chunk += TEAMS, words += kConsumers) {
-      stamps.await_full(ring, kDownStages, chunk == first, kDownFirstFull);
+    for (u32 chunk = 0; chunk < kChunks; ++chunk, words += kConsumers) {
+      stamps.await_full(ring, kDownStages, chunk == 0, kDownFirstFull);
       const u32 offset = ring.stage * STAGE_BYTES;
       float sum = 0.0f;
 #if PROBE == 1
@@ -332,7 +371,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
       for (int j = 0; j < kMost; ++j) w[j] = ptx::lds32(weights + offset + j * kGroupBytes);
       const u32 s0 = ptx::lds16(scales + offset), s1 = ptx::lds16(scales + offset + next_scales);
       release(ring, lane);
-      float c[2][4] = {};
+      float c[4] = {};
 #pragma unroll
       for (int j = 0; j < kMost; j += 2) {
         u32 one[4], two[4];
@@ -341,16 +380,19 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           const u32 a[4] = {one[2 * tile], one[2 * tile + 1], two[2 * tile], two[2 * tile + 1]};
-          ptx::mma_f16(c[tile], a, columns[j], j + 1 < kMost ? columns[j + 1] : 0u);
+          ptx::mma_f16(c, a, columns[tile][j], j + 1 < kMost ? columns[tile][j + 1] : 0u);
         }
       }
-      const u32 tile = t >> 1;
-      const float low = (tile ? c[1][0] : c[0][0]) * low_scale(s0) * factors[0] + (tile ? c[1][1] : c[0][1]) * low_scale(s1) * factors[1];
-      const float high = (tile ? c[1][2] : c[0][2]) * high_scale(s0) * factors[0] + (tile ? c[1][3] : c[0][3]) * high_scale(s1) * factors[1];
+      const float low = c[0] * low_scale(s0) * factors[0] + c[1] * low_scale(s1) * factors[1];
+      const float high = c[2] * high_scale(s0) * factors[0] + c[3] * high_scale(s1) * factors[1];
       sum = ((t & 1) ? high : low) + __shfl_xor_sync(0xffffffffu, (t & 1) ? low : high, 1);
 #endif
+#if COMBINE == 0
       ptx::store_relaxed(words, (__float_as_uint(sum) & ~1u) | turn);
-      skip(ring, TEAMS);
+#else
+      ptx::red_add(words, sum);
+#endif
+      ring.next();
     }
     stamps.stamp_full(kDownFull);
     stamps.stamp_warp(kDownProducts);
@@ -358,6 +400,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     stamps.stamp(kDownPublished);
   }
 
+#if COMBINE == 0
   // Every CTA's part of this CTA's outputs: lanes of a warp ask for kSubs parts at once.
   {
     const u32 quad = lane % kQuads, sub = lane / kQuads;
@@ -368,14 +411,14 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     bool missing[kSweeps], late = true;
 #pragma unroll
     for (int k = 0; k < kSweeps; ++k) {
-      missing[k] = asks && (k * kWarps + warp) * kSubs + sub < CTAS;
+      missing[k] = asks && (k * WARPS + warp) * kSubs + sub < GRID;
       v[k] = make_uint4(turn, turn, turn, turn);
     }
     for (u32 polls = 0; __ballot_sync(0xffffffffu, late) != 0; ++polls) {
       // What is there is not asked for again: the CTAs that are still reading weights need the L2.
 #pragma unroll
       for (int k = 0; k < kSweeps; ++k)
-        if (missing[k]) v[k] = ptx::ldg128_relaxed(at + (u64)((k * kWarps + warp) * kSubs + sub) * HIDDEN);
+        if (missing[k]) v[k] = ptx::ldg128_relaxed(at + (u64)((k * WARPS + warp) * kSubs + sub) * HIDDEN);
       late = false;
 #pragma unroll
       for (int k = 0; k < kSweeps; ++k) {
@@ -390,7 +433,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     float sums[4] = {};
 #pragma unroll
     for (int k = 0; k < kSweeps; ++k) {
-      if (!(asks && (k * kWarps + warp) * kSubs + sub < CTAS)) continue;
+      if (!(asks && (k * WARPS + warp) * kSubs + sub < GRID)) continue;
       const u32 bits[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums[i] += __uint_as_float(bits[i]);
@@ -405,15 +448,12 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
   }
   ptx::named_sync(kConsumerBarrier, kConsumers);
   if (adds) {
-    float total = 0.0f;
+    float total = biases(sh, all_bias);
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) total += sh.part[w * kQuads * 4 + threadIdx.x];
-#if HAS_BIAS
-#pragma unroll
-    for (u32 slot = 0; slot < TOPK; ++slot) total += sh.routing[slot] * ptx::bf16_value(all_bias[slot]);
-#endif
+    for (int w = 0; w < WARPS; ++w) total += sh.part[w * kQuads * 4 + threadIdx.x];
     out[row] = total;
   }
+#endif
   stamps.stamp_warp(kCombined);
   stamps.close();
 }

@@ -1,13 +1,10 @@
-// When a CTA of an expert pass did what, with LANES: the words that kernels/mxfp4_lanes.py reads, and which cost no instruction without. TEAMS * WARPS:
-// consumer warps; the producer is the warp behind them.
+// When a CTA of an expert pass did what, with LANES: the words that kernels/mxfp4_lanes.py reads, and which cost no instruction without. WARPS: consumer
+// warps; the producer is the warp behind them.
 #pragma once
 #include "ptx.cuh"
 
 #ifndef LANES
 #define LANES 0
-#endif
-#ifndef TEAMS
-#define TEAMS 1
 #endif
 
 // When a CTA did what, with LANES: u64 [CTAs][first consumer warp, last one, producer][kStamps], written by one thread each. The clock is the
@@ -30,7 +27,7 @@ struct Stamps {
   u32 full = 0;  // when the last stage was
 
   __device__ __forceinline__ Stamps(u64* all) {
-    const int warp = threadIdx.x >> 5, row = warp == 0 ? 0 : warp == TEAMS * WARPS - 1 ? 1 : warp == TEAMS * WARPS ? 2 : 3;
+    const int warp = threadIdx.x >> 5, row = warp == 0 ? 0 : warp == WARPS - 1 ? 1 : warp == WARPS ? 2 : 3;
     words = row < 3 && threadIdx.x % 32 == 0 ? all + ((u64)blockIdx.x * 3 + row) * kStamps : nullptr;
     if (words) words[kEntryNs] = ptx::globaltimer();
     stamp(kEntry);

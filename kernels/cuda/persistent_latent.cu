@@ -52,6 +52,11 @@ __device__ __forceinline__ void f16_of_e4m3(u32 word, u32& first, u32& second) {
       : "=r"(first), "=r"(second)
       : "r"(word));
 }
+__device__ __forceinline__ u32 pack_bf16(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 __device__ __forceinline__ u64 cycles() {
   u64 value;
   asm volatile("mov.u64 %0, %%clock64;" : "=l"(value));
@@ -560,30 +565,28 @@ __device__ __forceinline__ void store_sums(Shared& sh, int piece, float low, flo
   }
 }
 
-// Where a lane's bytes of a stage of FP8 units lie: computed once a phase, not once a stage. The warp's other units are kPitch units further each.
+// Where a lane's bytes of a stage of FP8 units lie: computed once a phase, not once a stage. A warp has a half of a unit, 64 columns in two steps,
+// which is as much as a unit of FP4 has; its other units are kPitch units further each.
 struct Fp8Lane {
-  static constexpr u32 kPitch = WARPS / 4;
+  static constexpr u32 kPitch = WARPS / 2;
   u32 unit, vector, weight, scale;  // the warp's first unit; its columns of the vector, weights and scales
-  // from: the first unit of the stages in the vector. A warp has the same units of the vector wherever the stages start.
+  // from: the first unit of the stages in the vector. A warp has the same columns of the vector wherever the stages start.
   __device__ __forceinline__ Fp8Lane(u32 from = 0) {
     const u32 warp = ptx::thread() >> 5, lane = ptx::thread() & 31;
-    unit = (warp / 4 + kPitch - from % kPitch) % kPitch;
-    vector = unit * 256 + warp % 4 * 64 + lane % 4 * 16;
+    unit = (warp / 2 + kPitch - from % kPitch) % kPitch;
+    vector = unit * 256 + warp % 2 * 128 + lane % 4 * 16;
     scale = unit * kUnitBytes + 4 * kStepBytes;
-    weight = unit * kUnitBytes + warp % 4 * kStepBytes + lane * 16;
+    weight = unit * kUnitBytes + warp % 2 * (2 * kStepBytes) + lane * 16;
   }
 };
 
-// 16 x 32 weights, a lane's as they lie, against 32 elements of the vector: no operation but the conversions, since a word is columns 2 w and
+// 16 x 16 weights of two words as they lie, against 16 elements of the vector: no operation but the conversions, since a word is columns 2 w and
 // 2 w + 1 of row g, then of row g + 8.
-__device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uint4& b) {
+__device__ __forceinline__ void mma_fp8(float (&c)[4], u32 first, u32 second, u32 b0, u32 b1) {
   u32 a[4];
-  ptx::f16_of_e4m3(w.x, a[0], a[1]);
-  ptx::f16_of_e4m3(w.y, a[2], a[3]);
-  ptx::mma_f16(c, a, b.x, b.y);
-  ptx::f16_of_e4m3(w.z, a[0], a[1]);
-  ptx::f16_of_e4m3(w.w, a[2], a[3]);
-  ptx::mma_f16(c, a, b.z, b.w);
+  ptx::f16_of_e4m3(first, a[0], a[1]);
+  ptx::f16_of_e4m3(second, a[2], a[3]);
+  ptx::mma_f16(c, a, b0, b1);
 }
 
 // A warp's share of the next STAGES stages: all are read before any is multiplied, since two warps a scheduler do not hide the latency of one after
@@ -591,13 +594,16 @@ __device__ __forceinline__ void mma_fp8(float (&c)[4], const uint4& w, const uin
 // constants, and nothing branches.
 template <u32 STAGES_>
 struct Fp8Share {
-  static constexpr u32 kSlots = STAGES_ * kPerWarp;
-  uint4 w[kSlots];
+  static constexpr u32 kEach = kStageUnits / Fp8Lane::kPitch;  // units of a stage that a warp has a half of
+  static constexpr u32 kSlots = STAGES_ * kEach;
+  uint4 w[kSlots][2];
   uint2 s[kSlots];
-  static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kPerWarp * kStageUnits + slot % kPerWarp * Fp8Lane::kPitch; }
-  static __device__ __forceinline__ void load(uint4 (&b)[kSlots], const Fp8Lane& mine, u32 act) {
+  static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kEach * kStageUnits + slot % kEach * Fp8Lane::kPitch; }
+  static __device__ __forceinline__ void load(uint4 (&b)[kSlots][2], const Fp8Lane& mine, u32 act) {
 #pragma unroll
-    for (u32 slot = 0; slot < kSlots; ++slot) b[slot] = ptx::lds128(act + mine.vector + unit_of(slot) * 256);
+    for (u32 slot = 0; slot < kSlots; ++slot)
+#pragma unroll
+      for (u32 step = 0; step < 2; ++step) b[slot][step] = ptx::lds128(act + mine.vector + unit_of(slot) * 256 + step * 64);
   }
   __device__ __forceinline__ void read(Ring& ring, const Fp8Lane& mine) {
     u32 empty[STAGES_];
@@ -607,9 +613,11 @@ struct Fp8Share {
       empty[n] = ring.empty_bar();
       ring.await_full();
 #pragma unroll
-      for (u32 i = 0; i < kPerWarp; ++i) {
-        w[n * kPerWarp + i] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
-        s[n * kPerWarp + i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
+      for (u32 i = 0; i < kEach; ++i) {
+#pragma unroll
+        for (u32 step = 0; step < 2; ++step)
+          w[n * kEach + i][step] = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes) + step * kStepBytes);
+        s[n * kEach + i] = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
       }
       ring.next();
     }
@@ -618,19 +626,25 @@ struct Fp8Share {
 #pragma unroll
       for (u32 n = 0; n < STAGES_; ++n) ptx::mbar_arrive(empty[n]);
   }
-  // Adds to the sums of rows g and g + 8 what the first count units give. All eight columns of the MMA hold the vector, so every lane of a quad has its
-  // rows' sums.
-  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots], const Fp8Lane& mine, u32 count, float& low, float& high) const {
+  // Adds to the sums of rows g and g + 8 what the first count units give; SLOTS: those slots that can have some of them. All eight columns of the MMA
+  // hold the vector, so every lane of a quad has its rows' sums. The slots' chains of four MMAs go side by side.
+  template <u32 SLOTS = kSlots>
+  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots][2], const Fp8Lane& mine, u32 count, float& low, float& high) const {
     if (!kProducts) return;
+    float c[SLOTS][4] = {};
 #pragma unroll
-    for (u32 slot = 0; slot < kSlots; ++slot) {
-      float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-      mma_fp8(c, w[slot], b[slot]);
-      if (unit_of(slot) + mine.unit < count) {
-        low = fmaf(c[0], __uint_as_float(s[slot].x), low);
-        high = fmaf(c[2], __uint_as_float(s[slot].y), high);
-      }
+    for (u32 step = 0; step < 2; ++step) {
+#pragma unroll
+      for (u32 slot = 0; slot < SLOTS; ++slot) mma_fp8(c[slot], w[slot][step].x, w[slot][step].y, b[slot][step].x, b[slot][step].y);
+#pragma unroll
+      for (u32 slot = 0; slot < SLOTS; ++slot) mma_fp8(c[slot], w[slot][step].z, w[slot][step].w, b[slot][step].z, b[slot][step].w);
     }
+#pragma unroll
+    for (u32 slot = 0; slot < SLOTS; ++slot)
+      if (unit_of(slot) + mine.unit < count) {
+        low = fmaf(c[slot][0], __uint_as_float(s[slot].x), low);
+        high = fmaf(c[slot][2], __uint_as_float(s[slot].y), high);
+      }
   }
 };
 
@@ -638,7 +652,7 @@ struct Fp8Share {
 template <u32 STAGES_>
 __device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
   Fp8Share<STAGES_> share;
-  uint4 b[share.kSlots];
+  uint4 b[share.kSlots][2];
   share.load(b, mine, act);
   share.read(ring, mine);
   share.multiply(b, mine, count, low, high);
@@ -656,11 +670,15 @@ struct Fp8Tile {
   static constexpr u32 kStages = (UNITS + kStageUnits - 1) / kStageUnits;
   static constexpr bool kHeld = kStages <= 2;
   using Share = Fp8Share<kHeld ? kStages : 1>;
+  static constexpr u32 kFull = UNITS / kStageUnits * Share::kEach, kRest = (UNITS % kStageUnits + Fp8Lane::kPitch - 1) / Fp8Lane::kPitch;
+  static constexpr u32 kSlots = kHeld ? kFull + kRest : Share::kSlots;  // that can have units
   Fp8Lane mine;
   u32 act;
-  uint4 b[Share::kSlots];
-  __device__ __forceinline__ void load(u32 vector) {
-    act = vector;
+  uint4 b[Share::kSlots][2];
+  // The vector from unit `from` on.
+  __device__ __forceinline__ void load(u32 vector, u32 from = 0) {
+    act = vector + from * 256;
+    mine = Fp8Lane(from);
     if (kHeld) Share::load(b, mine, act);
   }
   __device__ __forceinline__ void take(Ring& ring, float& low, float& high) const {
@@ -668,7 +686,7 @@ struct Fp8Tile {
     if (!kHeld) return take_fp8_run(ring, mine, act, UNITS, low, high);
     Share share;
     share.read(ring, mine);
-    share.multiply(b, mine, UNITS, low, high);
+    share.template multiply<kSlots>(b, mine, UNITS, low, high);
   }
 };
 
@@ -677,12 +695,15 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
   const u32 t = ptx::thread() & 3, units = count * kSharedUnits, stage = ring.address(), vector = act + mine.vector - mine.unit * 256;
   ring.await_full();
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    const u32 unit = mine.unit + i * Fp8Lane::kPitch;
-    const uint4 b = ptx::lds128(vector + unit % kSharedUnits * 256), w = ptx::lds128(stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes));
+  for (u32 i = 0; i < kStageUnits / Fp8Lane::kPitch; ++i) {
+    const u32 unit = mine.unit + i * Fp8Lane::kPitch, b = vector + unit % kSharedUnits * 256, w = stage + mine.weight + i * (Fp8Lane::kPitch * kUnitBytes);
     const uint2 s = ptx::lds64(stage + mine.scale + i * (Fp8Lane::kPitch * kUnitBytes));
     float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (kProducts) mma_fp8(c, w, b);
+#pragma unroll
+    for (u32 step = 0; step < 2; ++step) {
+      const uint4 x = ptx::lds128(b + step * 64), words = ptx::lds128(w + step * kStepBytes);
+      if (kProducts) mma_fp8(c, words.x, words.y, x.x, x.y), mma_fp8(c, words.z, words.w, x.z, x.w);
+    }
     if (kDownSlices) c[0] *= sh.feed_undo[unit % kSharedUnits], c[2] *= sh.feed_undo[unit % kSharedUnits];
     if (t == unit / kSharedUnits && unit < units) {
       low = fmaf(c[0], __uint_as_float(s.x), low);
@@ -741,42 +762,50 @@ __device__ __forceinline__ void take_bf16(Ring& ring, Shared& sh, u32 act, u32 s
   ring.next();
 }
 
-// Sixteen dimensions of a head's query (one a lane, twice) times their columns of the key half of kv_b, a stage: a part of the absorbed query.
-__device__ __forceinline__ void lift(Ring& ring, Shared& sh, float query, u32* part, u32 tag) {
-  const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-  u32 b[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {  // even columns: their bf16 numbers; odd ones: those of what is left
-    const float x = __shfl_sync(0xffffffffu, query, 4 * t + 2 * i), y = __shfl_sync(0xffffffffu, query, 4 * t + 2 * i + 1);
-    const u16 x_high = ptx::to_bf16(x), y_high = ptx::to_bf16(y);
-    const u32 high = x_high | (u32)y_high << 16;
-    const u32 low = ptx::to_bf16(x - ptx::bf16_value(x_high)) | (u32)ptx::to_bf16(y - ptx::bf16_value(y_high)) << 16;
-    b[i] = g % 2 == 0 ? high : low;
-  }
-  const u32 stage = ring.address() + lane * 16;
+// The two numbers as bf16, and what that leaves of them as bf16 again.
+__device__ __forceinline__ uint2 split_bf16(float x, float y) {
+  const u32 high = ptx::pack_bf16(x, y);
+  return make_uint2(high, ptx::pack_bf16(x - ptx::bf16_low(high), y - ptx::bf16_high(high)));
+}
+
+// A stage of the key half of kv_b: the columns of sixteen dimensions of a head's query, read before they are known.
+struct Lift {
   uint4 a[kPerWarp];
-  ring.await_full();
+  __device__ __forceinline__ void read(Ring& ring) {
+    const u32 stage = ring.address() + ptx::thread() * 16;
+    ring.await_full();
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-  ring.release(ptx::thread());
+    for (int i = 0; i < kPerWarp; ++i) a[i] = ptx::lds128(stage + i * (WARPS * kStepBytes));
+    ring.release(ptx::thread());
+    ring.next();
+  }
+  // Times those dimensions, one a lane, twice: a part of the absorbed query.
+  __device__ __forceinline__ void multiply(float query, u32* part, u32 tag) const {
+    const int warp = (int)ptx::thread() >> 5, lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+    u32 b[2];
 #pragma unroll
-  for (int i = 0; i < kPerWarp; ++i) {
-    float c[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    ptx::mma_bf16(c, a[i], b[0], b[1]);
-    if (t == 0) {
-      publish(part + (warp + i * WARPS) * 16 + g, c[0] + c[1], tag);
-      publish(part + (warp + i * WARPS) * 16 + g + 8, c[2] + c[3], tag);
+    for (int i = 0; i < 2; ++i) {  // even columns: their bf16 numbers; odd ones: those of what is left
+      const uint2 split = split_bf16(__shfl_sync(0xffffffffu, query, 4 * t + 2 * i), __shfl_sync(0xffffffffu, query, 4 * t + 2 * i + 1));
+      b[i] = g % 2 == 0 ? split.x : split.y;
+    }
+    float c[kPerWarp][4] = {};
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) ptx::mma_bf16(c[i], a[i], b[0], b[1]);
+    if (t != 0) return;
+    u32* place = part + warp * 16 + g;
+#pragma unroll
+    for (int i = 0; i < kPerWarp; ++i) {
+      publish(place + i * (WARPS * 16), c[i][0] + c[i][1], tag);
+      publish(place + i * (WARPS * 16) + 8, c[i][2] + c[i][3], tag);
     }
   }
-  ring.next();
-}
+};
 
 // A pair of fp32 numbers as two bf16 numbers each: high, and what high leaves.
 __device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float y) {
-  const u16 x_high = ptx::to_bf16(x), y_high = ptx::to_bf16(y);
-  const u32 low = ptx::to_bf16(x - ptx::bf16_value(x_high)) | (u32)ptx::to_bf16(y - ptx::bf16_value(y_high)) << 16;
-  reinterpret_cast<u32*>(sh.act)[pair] = x_high | (u32)y_high << 16;
-  reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = low;
+  const uint2 split = split_bf16(x, y);
+  reinterpret_cast<u32*>(sh.act)[pair] = split.x;
+  reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = split.y;
 }
 
 // Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its blocks of 32 are the columns of one accumulator. A lane has
@@ -956,23 +985,23 @@ __device__ __forceinline__ void store_f16(Shared& sh, const float4 (&x)[kVectors
           make_uint2(ptx::pack_f16(x[i].x * factor, x[i].y * factor), ptx::pack_f16(x[i].z * factor, x[i].w * factor));
 }
 
-// The part of a vector that FP8 products of this warp read: of every unit of 128 that is its (one of WARPS / 4), the 32 of its step.
+// The part of a vector that this warp multiplies: of its 64 columns at a time every WARPS-th. A half of the lanes has every second of them.
 template <int FLOATS>
-constexpr int kSlice = ((FLOATS / 128 + (int)Fp8Lane::kPitch - 1) / (int)Fp8Lane::kPitch * 8 + 31) / 32;  // float4 of it that a lane holds
+constexpr int kSlice = ((FLOATS / 64 + WARPS - 1) / WARPS + 1) / 2;  // float4 of it that a lane holds
 template <int FLOATS>
-constexpr bool kWholeSlices = FLOATS / 128 % (4 * (int)Fp8Lane::kPitch) == 0;  // every lane has all of them, at constant distances
+constexpr bool kWholeSlices = FLOATS / 64 % (2 * WARPS) == 0;  // every lane has all of them, at constant distances
 template <int FLOATS>
 struct Slice {
-  int unit, column;  // of the lane's first float4, and which one of the unit's 32 it is
+  int piece, column;  // of the lane's first float4: which 64 columns, and which of their 16
   __device__ __forceinline__ Slice() {
     const int thread = (int)ptx::thread();
-    unit = (thread & 31) / 8 * (int)Fp8Lane::kPitch + thread / 128;
-    column = thread / 32 % 4 * 8 + thread % 8;
+    piece = thread / 32 + thread % 32 / 16 * WARPS;
+    column = thread % 16;
   }
-  __device__ __forceinline__ bool has(int i) const { return kWholeSlices<FLOATS> || unit + i * 4 * (int)Fp8Lane::kPitch < FLOATS / 128; }
-  __device__ __forceinline__ int at(int i) const {  // a float4 of the last unit where there is none
-    if (kWholeSlices<FLOATS>) return unit * 32 + column + i * 128 * (int)Fp8Lane::kPitch;
-    return min(unit + i * 4 * (int)Fp8Lane::kPitch, FLOATS / 128 - 1) * 32 + column;
+  __device__ __forceinline__ bool has(int i) const { return kWholeSlices<FLOATS> || piece + i * 2 * WARPS < FLOATS / 64; }
+  __device__ __forceinline__ int at(int i) const {  // a float4 of the last piece where there is none
+    if (kWholeSlices<FLOATS>) return piece * 16 + column + i * 32 * WARPS;
+    return min(piece + i * 2 * WARPS, FLOATS / 64 - 1) * 16 + column;
   }
 };
 // Scaled by a power of two of the warp's own into its part of sh.act; what takes that back is returned.
@@ -1283,12 +1312,14 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         tiles.take(ring, low_row, high_row);
         low_row *= undo, high_row *= undo;
         store_sums(sh, half, low_row, high_row);
+        Lift lift;
+        if (query_tile < kAbsorbSteps) lift.read(ring);
         mark(sh, kMultiplied);
         consumer_sync();
         mark(sh, kSummed);
         const float factor = rms_of<Q_LORA>(sh, turn);
         if (query_tile < kAbsorbSteps) {
-          lift(ring, sh, sum_part(sh, half, lane % 16) * factor, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
+          lift.multiply(sum_part(sh, half, lane % 16) * factor, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
         } else if (tid < 16) {
           const float sum = sum_part(sh, half, tid) * factor;
           if (query_tile < kHeadTiles)
@@ -1510,7 +1541,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll
       for (int mask = 16; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
       const float mine = lane < kGroup ? exp2f(number(raw[0].x) - top) : 0.0f;
-      const float inverse = 1.0f / warp_sum(mine * number(raw[0].y));
+      const float inverse = __fdividef(1.0f, warp_sum(mine * number(raw[0].y)));
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -1524,13 +1555,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sum = sum_of(sum, make_float4(__shfl_xor_sync(0xffffffffu, sum.x, mask), __shfl_xor_sync(0xffffffffu, sum.y, mask),
                                       __shfl_xor_sync(0xffffffffu, sum.z, mask), __shfl_xor_sync(0xffffffffu, sum.w, mask)));
       if (lane < kColumns) {
-        const float v[4] = {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse};
-        u16 high[4], low[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) high[i] = ptx::to_bf16(v[i]), low[i] = ptx::to_bf16(v[i] - ptx::bf16_value(high[i]));
+        const uint2 first = split_bf16(sum.x * inverse, sum.y * inverse), second = split_bf16(sum.z * inverse, sum.w * inverse);
         uint2* place = reinterpret_cast<uint2*>(sh.act + kActBytes - 4 * kJoiners * KV_LORA) + column / 4;
-        place[0] = make_uint2(high[0] | (u32)high[1] << 16, high[2] | (u32)high[3] << 16);
-        place[KV_LORA / 4] = make_uint2(low[0] | (u32)low[1] << 16, low[2] | (u32)low[3] << 16);
+        place[0] = make_uint2(first.x, second.x);
+        place[KV_LORA / 4] = make_uint2(first.y, second.y);
       }
       __syncwarp();
       stamp(lanes, record + kValues, 1), mark(sh, kVector);

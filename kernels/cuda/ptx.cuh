@@ -126,6 +126,9 @@ __device__ __forceinline__ float ldg_relaxed(const float* address) {
 __device__ __forceinline__ void red_inc_relaxed(u32* address, u32 last) {
   asm volatile("red.relaxed.gpu.global.inc.u32 [%0], %1;" ::"l"(address), "r"(last) : "memory");
 }
+__device__ __forceinline__ void red_inc_release(u32* address, u32 last) {
+  asm volatile("red.release.gpu.global.inc.u32 [%0], %1;" ::"l"(address), "r"(last) : "memory");
+}
 __device__ __forceinline__ void red_relaxed(u32* address, u32 value) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

@@ -66,3 +66,15 @@ def test_what_it_cannot_take_is_refused() -> None:
         mxfp4_columns.unpack_columns(packed, 40, 2)
     with pytest.raises(InputError, match="must be uint8"):
         mxfp4_columns.unpack_columns(packed, 32, 2)
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_spread_is_a_permutation_that_puts_every_stride_side_by_side(count: int, stride: int) -> None:
+    order = mxfp4_columns.spread_order(count, stride).tolist()
+    assert sorted(order) == list(range(count))
+    for tile in range(count):  # as the kernel computes the place
+        turn = tile % stride
+        assert order[turn * (count // stride) + min(turn, count % stride) + tile // stride] == tile
+    tiles = torch.arange(2 * count).reshape(2, count, 1)
+    assert torch.equal(mxfp4_columns.spread(tiles, stride)[:, :, 0], tiles[:, order, 0])
+    assert mxfp4_columns.spread(tiles, 0) is tiles

@@ -8,6 +8,7 @@ inline u32 f16_of_code(u32 code) {
   const float magnitude = (code & 0x7f) == 0x7f ? NAN : std::ldexp((float)(exponent > 0 ? mantissa + 8 : mantissa), exponent > 0 ? exponent - 10 : -9);
   return bits_as<u16>((_Float16)(code & 0x80 ? -magnitude : magnitude));
 }
+inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
 inline u64 cycles() { return globaltimer(); }
 inline void f16_of_e4m3(u32 word, u32& first, u32& second) {
   first = f16_of_code(word & 0xff) | f16_of_code(word >> 8 & 0xff) << 16;

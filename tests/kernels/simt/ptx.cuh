@@ -368,6 +368,7 @@ inline u32 add_relaxed(u32* address, u32 value) {
   simt::yield("claim", *address);
   return add(address, value);
 }
+inline void red_inc_release(u32* address, u32 last) { inc_release(address, last); }
 inline void red_release(u32* address, u32 value) { add_acq_rel(address, value); }
 inline void red_relaxed(u32* address, u32 value) { add(address, value); }
 inline u32 load_acquire(const u32* address) {
