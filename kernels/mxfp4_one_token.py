@@ -33,6 +33,7 @@ class OneTokenPlan:
     start: int = 2
     ramp: int = 3
     spread: int = 0
+    chains: int = 2
     combine: Combine = "ordered"
     copy_bytes: int = 0
     decode: int = 1
@@ -49,8 +50,8 @@ class OneTokenPlan:
 
     @property
     def threads(self) -> int:
-        """Threads a CTA: the consumer warps and one producer warp."""
-        return self.warps * 32 + 32
+        """Threads a CTA: the consumer warps, the producer and the clerk."""
+        return self.warps * 32 + 64
 
 
 def _most_groups(shape: ExpertShape, ctas: int) -> int:
@@ -109,6 +110,7 @@ def macros(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> dict[str, nvrtc
         "START": plan.start,
         "RAMP": plan.ramp,
         "SPREAD": plan.spread,
+        "CHAINS": plan.chains,
         "COPY_BYTES": plan.copy_bytes,
         "COMBINE": COMBINE[plan.combine],
         "DECODE": plan.decode,

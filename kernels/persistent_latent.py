@@ -117,7 +117,7 @@ def tail_bytes(shape: LatentShape, grid: int, warps: int, stages: int, pieces: i
         4 * shape.kv_lora * (warps + warps // 4),
     )
     small = 8 * (2 * stages + 4 * TABLE_COLUMNS + 11) + 4 * (stages + 2 * pieces + 16 + 2 * warps + 5)
-    small += 4 * (warps * -(-shape.experts // grid) + shape.experts + shape.rope)
+    small += 4 * (warps * (1 + -(-shape.experts // grid)) + shape.experts + shape.rope)
     small += 4 * max(4, shape.shared_inter, shape.dense_inter) + 8 * warps + 4 * max(1, shape.shared_inter // 128) + 16
     rows = 4 * (16 * -(-(shape.hidden // 16) // grid) + shape.latent + shape.rope)
     return small + rows + act + 8 * pieces * 16 * (warps + 4) + 64

@@ -35,11 +35,14 @@
 #ifndef COMBINE
 #define COMBINE 0
 #endif
+#ifndef CHAINS
+#define CHAINS 2
+#endif
 
 namespace {
 
-constexpr int kConsumers = WARPS * 32, kThreads = kConsumers + 32;
-constexpr int kReadyBarrier = 1, kConsumerBarrier = 2, kActivationBarrier = 3;
+constexpr int kConsumers = WARPS * 32, kThreads = kConsumers + 64;  // the producer behind them, then the clerk
+constexpr int kReadyBarrier = 1, kConsumerBarrier = 2, kActivationBarrier = 3, kClerkBarrier = 4, kAddBarrier = 5;
 constexpr int kGroups = INTER / 8;                       // of one expert
 constexpr int kMost = (TOPK * kGroups + GRID - 1) / GRID;  // groups of a CTA
 constexpr int kBlocks = (kMost + 6) / 4;                 // most blocks of 32 columns that they lie in
@@ -57,7 +60,6 @@ static_assert(kUnits % WARPS == 0 && kSlice <= 4 && HIDDEN % (32 * WARPS) == 0, 
 static_assert(kBlocks <= 4 && kMost <= kGroups && INTER % 32 == 0, "four blocks of at most two experts");
 static_assert(kTileBytes <= STAGE_BYTES && kMost * kGroupBytes + kBlocks * kBlockBytes <= STAGE_BYTES, "a stage must hold them");
 static_assert(kQuads <= 32 && 4 * kQuads <= kConsumers, "a warp asks for a CTA's outputs of a part at once");
-constexpr int kAdders = (4 * kQuads + 31) / 32;                     // warps whose threads have an output
 constexpr u64 kWatchdogNs = 200000000ull;  // who waits longer flags a deadlock and goes on
 using Ring = StageRing<STAGES, STAGE_BYTES, IN_FLIGHT>;
 
@@ -175,15 +177,8 @@ __device__ __forceinline__ float activate(float gate, float up) {
 #endif
 }
 
-// What the chosen experts' biases add to an output.
-__device__ __forceinline__ float biases(const Shared& sh, const u16 (&bias)[TOPK]) {
-  float sum = 0.0f;
-#if HAS_BIAS
-#pragma unroll
-  for (u32 slot = 0; slot < TOPK; ++slot) sum += sh.routing[slot] * ptx::bf16_value(bias[slot]);
-#endif
-  return sum;
-}
+// The output that a place in a part's words stands for: they are in the order of the lanes that hold them.
+__device__ __forceinline__ u32 row_of(u32 place) { return place / 32 * 32 + (place & 2) * 8 + (place & 1) * 8 + place % 32 / 4; }
 
 // E8M0, in a byte of a word, as a float.
 __device__ __forceinline__ float low_scale(u32 word) { return fabsf(__uint_as_float(word << 23)); }  // what the other byte leaves there is a sign
@@ -229,34 +224,58 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     return;
   }
 
-  // What the predecessor may not have written yet is asked for from memory, not read: it will be in L2.
-  if (threadIdx.x < HIDDEN / 64) ptx::prefetch_l2(x + threadIdx.x * 64);
-  if (threadIdx.x == kConsumers - 1) ptx::prefetch_l2(ids);
-  if (threadIdx.x == kConsumers - 2) ptx::prefetch_l2(routing);
-  for (u32 i = threadIdx.x; i < 17 * kPadded; i += kConsumers) sh.columns[i / kPadded][i % kPadded] = 0;
-  if (threadIdx.x < (kFinishers + 3) / 4 * 4) sh.largest[threadIdx.x] = 0;
-  ptx::named_sync(kReadyBarrier, kThreads);
-  ptx::wait_for_predecessor();
-  stamps.stamp(kReleased);
-  const uint4 raw = mxfp4::Slice<kSlice>::fetch(x + warp * kSlice * 64);
-  if (warp == WARPS - 1) {  // one warp for all: what 132 CTAs read in one place they queue for
+  // The outputs that this CTA adds up, in the order of the parts' words: that of the lanes which hold them.
+  const u32 quad_low = (u32)((u64)cta * (HIDDEN / 4) / GRID), quad_high = (u32)((u64)(cta + 1) * (HIDDEN / 4) / GRID);
+  if (warp == WARPS + 1) {  // small things for all: what 132 CTAs read in one place they queue for, so one warp reads it
+    if (lane == 0) ptx::prefetch_l2(ids);
+    if (lane == 1) ptx::prefetch_l2(routing);
+    ptx::named_arrive(kReadyBarrier, kThreads);
+    ptx::wait_for_predecessor();
     if (lane < TOPK) {
       const u32 id = ptx::load_relaxed(reinterpret_cast<const u32*>(ids) + lane);
       sh.routing[lane] = ptx::ldg_l2(routing + lane);
       sh.ids[lane] = min(id, (u32)EXPERTS - 1);  // the producer flags what is out of range
     }
     if (lane == 0) sh.turn = ptx::load_relaxed(passed) / GRID;  // this CTA has not passed: the same for all
+    __syncwarp();
+    ptx::named_arrive(kClerkBarrier, kConsumers + 32);
+#if COMBINE == 1
+    for (u32 at = quad_low * 4 + lane; at < quad_high * 4; at += 32) {
+      const u32 row = row_of(at);
+      float sum = 0.0f;
+#if HAS_BIAS
+      for (u32 slot = 0; slot < TOPK; ++slot) sum += sh.routing[slot] * ptx::bf16_value(down_bias[(u64)sh.ids[slot] * HIDDEN + row]);
+#endif
+      out[row] = sum;
+    }
+    __syncwarp();
+    if (lane == 0) {
+      ptx::red_inc_release(passed, 2 * GRID - 1);  // this CTA's outputs may be added to
+      if (!await_within(kWatchdogNs, [&] { return ptx::load_acquire(passed) / GRID != sh.turn; })) atomicOr(error, 1u);
+    }
+    __syncwarp();
+    ptx::named_arrive(kAddBarrier, kConsumers + 32);
+#endif
+    return;
   }
+  // What the predecessor may not have written yet is asked for from memory, not read: it will be in L2.
+  if (threadIdx.x < HIDDEN / 64) ptx::prefetch_l2(x + threadIdx.x * 64);
+  for (u32 i = threadIdx.x; i < 17 * kPadded; i += kConsumers) sh.columns[i / kPadded][i % kPadded] = 0;
+  if (threadIdx.x < (kFinishers + 3) / 4 * 4) sh.largest[threadIdx.x] = 0;
+  ptx::named_sync(kReadyBarrier, kThreads);
+  ptx::wait_for_predecessor();
+  stamps.stamp(kReleased);
+  const uint4 raw = mxfp4::Slice<kSlice>::fetch(x + warp * kSlice * 64);
   mxfp4::Slice<kSlice> activation;
   activation.take(raw);
-  ptx::named_sync(kConsumerBarrier, kConsumers);
+  ptx::named_sync(kClerkBarrier, kConsumers + 32);
   const u32 count = run.high - run.low;
-  // The outputs that this CTA adds up, in the order of the parts' words: that of the lanes which hold them.
-  const u32 quad_low = (u32)((u64)cta * (HIDDEN / 4) / GRID), quad_high = (u32)((u64)(cta + 1) * (HIDDEN / 4) / GRID);
-  const u32 place = quad_low * 4 + threadIdx.x, in_pair = place % 32;
-  const u32 row = place / 32 * 32 + (in_pair & 2) * 8 + (in_pair & 1) * 8 + in_pair / 4;
+#if COMBINE == 0
   const bool adds = threadIdx.x < (quad_high - quad_low) * 4;
-  u16 bias[kItems] = {}, all_bias[TOPK] = {};  // as they come: nothing waits for them here
+  const u32 row = row_of(quad_low * 4 + threadIdx.x);
+  u16 all_bias[TOPK] = {};
+#endif
+  u16 bias[kItems] = {};  // as they come: nothing waits for them here
 #if HAS_BIAS
 #pragma unroll
   for (int i = 0; i < kItems; ++i) {
@@ -265,17 +284,12 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     const u32 tile = sh.ids[min(run.slot + second, (u32)TOPK - 1)] * kGroups + (group - (second ? run.edge : run.edge - kGroups));
     if (group < run.high) bias[i] = gate_up_bias[(u64)tile * 16 + item / 2 % 8 + item % 2 * 8];  // an item: channel, gate or up
   }
+#if COMBINE == 0
   if (adds) {
 #pragma unroll
     for (u32 slot = 0; slot < TOPK; ++slot) all_bias[slot] = down_bias[(u64)sh.ids[slot] * HIDDEN + row];
   }
 #endif
-#if COMBINE == 1
-  if (warp < kAdders) {
-    if (adds) out[row] = 0.0f;
-    ptx::named_sync(kActivationBarrier, kAdders * 32);
-    if (threadIdx.x == 0) ptx::red_inc_release(passed, 2 * GRID - 1);  // this CTA's outputs may be added to
-  }
 #endif
   // This lane's two columns of down's accumulators: blocks first and first + 1 of the CTA's; those that it has not count for nothing, with any factor.
   const u32 g = lane >> 2, t = lane & 3, last = (run.high - 1) / 4 - run.low / 4;
@@ -325,14 +339,12 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
       if (item % 4 == 0 && group < count) sh.columns[(run.low % 4 + group) / 4 * 4 + item / 4 % 4][group] = half;
     }
   }
-#if COMBINE == 1
-  if (threadIdx.x == kConsumers - 1 && !await_within(kWatchdogNs, [&] { return ptx::load_acquire(passed) / GRID != sh.turn; })) atomicOr(error, 1u);
-#endif
+#if COMBINE == 0
   ptx::named_sync(kConsumerBarrier, kConsumers);
-  stamps.stamp(kGateUpPublished);
-#if COMBINE == 1 && HAS_BIAS
-  if (adds) ptx::red_add(out + row, biases(sh, all_bias));
+#else
+  ptx::named_sync(kAddBarrier, kConsumers + 32);  // with the clerk, who knows that every CTA's outputs may be added to
 #endif
+  stamps.stamp(kGateUpPublished);
 
   {
     u32 columns[2][kPadded];  // for the first tile of a pair, in columns 0 to 3, and for the second, in 4 to 7: both go to one accumulator
@@ -371,7 +383,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
       for (int j = 0; j < kMost; ++j) w[j] = ptx::lds32(weights + offset + j * kGroupBytes);
       const u32 s0 = ptx::lds16(scales + offset), s1 = ptx::lds16(scales + offset + next_scales);
       release(ring, lane);
-      float c[4] = {};
+      float chains[CHAINS][4] = {};
 #pragma unroll
       for (int j = 0; j < kMost; j += 2) {
         u32 one[4], two[4];
@@ -380,9 +392,12 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           const u32 a[4] = {one[2 * tile], one[2 * tile + 1], two[2 * tile], two[2 * tile + 1]};
-          ptx::mma_f16(c, a, columns[tile][j], j + 1 < kMost ? columns[tile][j + 1] : 0u);
+          ptx::mma_f16(chains[(j % 4 + tile) % CHAINS], a, columns[tile][j], j + 1 < kMost ? columns[tile][j + 1] : 0u);
         }
       }
+      float c[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) c[i] = CHAINS == 1 ? chains[0][i] : CHAINS == 2 ? chains[0][i] + chains[CHAINS / 2][i] : (chains[0][i] + chains[CHAINS / 4][i]) + (chains[CHAINS / 2][i] + chains[CHAINS - 1][i]);
       const float low = c[0] * low_scale(s0) * factors[0] + c[1] * low_scale(s1) * factors[1];
       const float high = c[2] * high_scale(s0) * factors[0] + c[3] * high_scale(s1) * factors[1];
       sum = ((t & 1) ? high : low) + __shfl_xor_sync(0xffffffffu, (t & 1) ? low : high, 1);
@@ -448,7 +463,11 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
   }
   ptx::named_sync(kConsumerBarrier, kConsumers);
   if (adds) {
-    float total = biases(sh, all_bias);
+    float total = 0.0f;
+#if HAS_BIAS
+#pragma unroll
+    for (u32 slot = 0; slot < TOPK; ++slot) total += sh.routing[slot] * ptx::bf16_value(all_bias[slot]);
+#endif
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) total += sh.part[w * kQuads * 4 + threadIdx.x];
     out[row] = total;

@@ -192,7 +192,7 @@ struct Shared {
   int token, position, launches, dead;
   alignas(16) float feed[kFeedMost > 0 ? kFeedMost : 4];  // the dense or shared FFN's activations
   alignas(16) float own[kOwnTiles * 16];  // this CTA's rows of the residual
-  alignas(16) float dots[kScored * WARPS];
+  alignas(16) float dots[(kScored + 1) * WARPS];  // of x_mid and the rows of this CTA's experts, by warp; the last: its squares
   alignas(16) float score[EXPERTS];
   alignas(16) float turn[ROPE];  // cosine and sine of this position's angles
   alignas(16) float query[ROPE];
@@ -457,8 +457,6 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
 __device__ __forceinline__ void publish(u32* place, float value, u32 tag) { ptx::store_relaxed(place, (__float_as_uint(value) & ~3u) | tag); }
 __device__ __forceinline__ bool is_late(u32 word, u32 tag) { return (word & 3u) != tag; }
 __device__ __forceinline__ bool is_late(const uint4& v, u32 tag) { return (((v.x ^ tag) | (v.y ^ tag) | (v.z ^ tag) | (v.w ^ tag)) & 3u) != 0; }
-__device__ __forceinline__ void make_late(u32& word, u32 tag) { word = ~tag; }
-__device__ __forceinline__ void make_late(uint4& v, u32 tag) { v = make_uint4(~tag, ~tag, ~tag, ~tag); }
 __device__ __forceinline__ float number(u32 word) { return __uint_as_float(word & ~3u); }
 __device__ __forceinline__ float4 numbers(const uint4& v) { return make_float4(number(v.x), number(v.y), number(v.z), number(v.w)); }
 
@@ -505,33 +503,30 @@ template <bool LIGHT = false, int COUNT, typename T, typename Load>
 __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 tag, Load load) {
   u32 polls = 0;
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) make_late(word[i], tag);
-  bool late;
+  for (int i = 0; i < COUNT; ++i) word[i] = load(i);
 #if STAMPS
-  bool answered = false;
+  if (__ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag)) != 1) mark(sh, kAnswered);  // the ballot waits for the answer
 #endif
 #pragma unroll 1
-  do {
+  for (;;) {
+    bool late[COUNT], any = false;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) any |= late[i] = is_late(word[i], tag);
+    if (__ballot_sync(0xffffffffu, any && !give_up(sh, polls)) == 0) break;
+    if (!LIGHT) {
+      const u32 crowd = __ballot_sync(0xffffffffu, late[COUNT - 1]);
+      if (__popc(crowd) > 16) {
+        if ((int)(ptx::thread() & 31) == __ffs(crowd) - 1)
+#pragma unroll 1
+          while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
+          }
+        __syncwarp();
+      }
+    }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
-      if (is_late(word[i], tag)) word[i] = load(i);
-    late = false;
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) late |= is_late(word[i], tag);
-#if STAMPS
-    if (!answered) mark(sh, kAnswered);
-    answered = true;
-#endif
-    const u32 crowd = __ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag));
-    if (!LIGHT && __popc(crowd) > 16) {
-      if ((int)(ptx::thread() & 31) == __ffs(crowd) - 1)
-#pragma unroll 1
-        while (is_late(load(COUNT - 1), tag) && !give_up(sh, polls)) {
-        }
-      __syncwarp();
-    }
-    late = __ballot_sync(0xffffffffu, late && !give_up(sh, polls)) != 0;
-  } while (late);
+      if (late[i]) word[i] = load(i);
+  }
   mark(sh, kWords);
 }
 
@@ -1003,6 +998,12 @@ struct Slice {
     if (kWholeSlices<FLOATS>) return piece * 16 + column + i * 32 * WARPS;
     return min(piece + i * 2 * WARPS, FLOATS / 64 - 1) * 16 + column;
   }
+  // Where the lane's i-th vector of T lies: one address and constant distances.
+  template <typename T>
+  __device__ __forceinline__ const T* of(const void* base, int i) const {
+    if (!kWholeSlices<FLOATS>) return reinterpret_cast<const T*>(base) + at(i);
+    return reinterpret_cast<const T*>(base) + (u32)at(0) + i * 32 * WARPS;
+  }
 };
 // Scaled by a power of two of the warp's own into its part of sh.act; what takes that back is returned.
 template <int FLOATS>
@@ -1016,10 +1017,10 @@ __device__ __forceinline__ float store_slice(Shared& sh, const Slice<FLOATS>& sl
   __syncwarp();
   return scale.undo;
 }
-// The same of x * gain; the sum of squares of x goes where rms_of finds it behind the next barrier.
+// x becomes x * gain; sum: of squares before, peak: after.
 template <int FLOATS>
-__device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], int turn) {
-  float sum = 0.0f, peak = 0.0f;
+__device__ __forceinline__ void gain_slice(const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], float& sum, float& peak) {
+  sum = peak = 0.0f;
 #pragma unroll
   for (int i = 0; i < kSlice<FLOATS>; ++i)
     if (slice.has(i)) {
@@ -1028,45 +1029,55 @@ __device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& s
       v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
       peak = fmaxf(peak, peak_of(v));
     }
+}
+// The same, scaled and stored; the sum of squares goes where rms_of finds it behind the next barrier.
+template <int FLOATS>
+__device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], int turn) {
+  float sum, peak;
+  gain_slice(slice, x, gain, sum, peak);
   const float undo = store_slice(sh, slice, x, peak);
   sum = warp_sum(sum);  // beside the products
   if (((int)ptx::thread() & 31) == 0) sh.squares[turn][(int)ptx::thread() >> 5] = sum;
   return undo;
 }
 template <int FLOATS>
-__device__ __forceinline__ float rms_of(const Shared& sh, int turn) {
-  return rsqrtf(sum_warps(sh.squares[turn]) * (1.0f / FLOATS) + (EPS));
+__device__ __forceinline__ float rms_of(const float* squares) {  // [WARPS]
+  return rsqrtf(sum_warps(squares) * (1.0f / FLOATS) + (EPS));
 }
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 // A number as one that compares alike unsigned; NaN is the least.
 __device__ __forceinline__ u32 ordered(float value) {
-  const u32 bits = __float_as_uint(value);
-  return value != value ? 0u : bits >> 31 ? ~bits : bits | 0x80000000u;
+  const u32 bits = __float_as_uint(fmaxf(value, kNone));
+  return bits ^ ((u32)((int)bits >> 31) | 0x80000000u);
 }
 
 // Descending, by Batcher's odd-even merges; every index is known to the compiler.
 template <int COUNT>
-__device__ __forceinline__ void sort_down(u64 (&item)[COUNT]) {
+__device__ __forceinline__ void sort_down(u32 (&item)[COUNT]) {
 #pragma unroll
   for (int p = 1; p < COUNT; p *= 2)
 #pragma unroll
     for (int k = p; k >= 1; k /= 2)
 #pragma unroll
       for (int i = 0; i + k < COUNT; ++i)
-        if (i >= k % p && (i - k % p) / k % 2 == 0 && i / (2 * p) == (i + k) / (2 * p) && item[i] < item[i + k]) {
-          const u64 larger = item[i + k];
-          item[i + k] = item[i];
+        if (i >= k % p && (i - k % p) / k % 2 == 0 && i / (2 * p) == (i + k) / (2 * p)) {
+          const u32 larger = max(item[i], item[i + k]);
+          item[i + k] = min(item[i], item[i + k]);
           item[i] = larger;
         }
 }
 
-// One warp beside the consumers: chooses the TOPK experts of the largest corrected scores (the lower index among equals) or those that `forced`
-// names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts once; then a round looks at 32 heads of lists.
+// One warp beside the consumers: publishes the scores of this CTA's experts, then chooses the TOPK of the largest corrected scores (the lower index among
+// equals) or those that `forced` names, and their weights. The producer asks for an expert's weights as soon as it is known. A lane sorts its experts
+// once; then a round looks at 32 heads of lists. It is one warp's chain of instructions, so a number to sort is one word: the lowest of its bits, as many
+// as a lane's experts need, are which of them it is, and corrected scores that differ by less than 2^-21 of themselves count as equal.
 __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* forced, u32* scores, int* routing, u64* lanes, u32 launches) {
   constexpr int kEach = (EXPERTS + 31) / 32;
+  constexpr u32 kIndex = kEach > 8 ? 15 : 7;
   const int lane = (int)ptx::thread() & 31;
+  const u32 below = (1u << lane) - 1;
 #pragma unroll 1
   for (int ordinal = 0; ordinal < MOE_LAYERS; ++ordinal) {
     const u32 tag = (launches * MOE_LAYERS + ordinal) & 3u;
@@ -1075,49 +1086,54 @@ __device__ __forceinline__ void route(Shared& sh, const u64* table, const int* f
 #pragma unroll
     for (int k = 0; k < kEach; ++k) correction[k] = corrections[min(lane + 32 * k, EXPERTS - 1)];
     const int named = forced == nullptr ? 0 : forced[ordinal * TOPK + min(lane, TOPK - 1)];
-    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);  // nobody's score is there much before this CTA's own
+    ptx::mbar_wait(ptx::smem_addr(&sh.dealt), ordinal & 1);
     mark_choice(lanes, ordinal, kDealt);
+    if (lane < kScored && (int)blockIdx.x + lane * GRID < EXPERTS) {
+      const float logit = sum_warps(sh.dots + lane * WARPS) * rms_of<HIDDEN>(sh.dots + kScored * WARPS);
+      publish(scores + blockIdx.x + lane * GRID, __fdividef(1.0f, 1.0f + __expf(-logit)), tag);
+    }
+    __syncwarp();
     u32 word[kEach];
     await_words<true>(sh, word, tag, [&](int k) { return ptx::load_relaxed(scores + min(lane + 32 * k, EXPERTS - 1)); });
     mark_choice(lanes, ordinal, kScores);
-    u64 item[kEach];  // the score above, the index below, inverted
+    u32 item[kEach];
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
-      const int expert = lane + 32 * k;
+      const float score = number(word[k]);
       item[k] = 0;
-      if (expert < EXPERTS) {
-        sh.score[expert] = number(word[k]);
-        item[k] = (u64)ordered(number(word[k]) + correction[k]) << 32 | (u32)~expert;
+      if (lane + 32 * k < EXPERTS) {
+        sh.score[lane + 32 * k] = score;
+        item[k] = (ordered(score + correction[k]) & ~kIndex) | (kIndex - k);
       }
     }
     if (forced == nullptr) {
       sort_down<kEach>(item);
 #pragma unroll 1
       for (int choice = 0; choice < TOPK; ++choice) {
-        const u32 high = (u32)(item[0] >> 32), low = (u32)item[0];
-        const u32 top = ptx::warp_max_u32(high);
-        u32 holders = __ballot_sync(0xffffffffu, high == top);
-        if ((holders & (holders - 1)) != 0) {
-          const u32 first = ptx::warp_max_u32(high == top ? low : 0);
-          holders = __ballot_sync(0xffffffffu, high == top && low == first);
-        }
-        if (holders >> lane & 1) {
-          sh.expert[choice] = (int)min(~low, (u32)EXPERTS - 1);
+        const u32 top = ptx::warp_max_u32(item[0]), holders = __ballot_sync(0xffffffffu, item[0] == top);
+        if (item[0] == top && (holders & below) == 0) {
+          sh.expert[choice] = min(lane + 32 * (int)(kIndex - (top & kIndex)), EXPERTS - 1);
           ptx::mbar_arrive(ptx::smem_addr(sh.routed + choice));
 #pragma unroll
           for (int k = 1; k < kEach; ++k) item[k - 1] = item[k];
           item[kEach - 1] = 0;
         }
+        if (choice == 0) mark_choice(lanes, ordinal, kFirstChoice);
       }
-    } else if (lane < TOPK) {
-      sh.expert[lane] = min(max(named, 0), EXPERTS - 1);
-      ptx::mbar_arrive(ptx::smem_addr(sh.routed + lane));
+    } else {
+      if (lane < TOPK) {
+        sh.expert[lane] = min(max(named, 0), EXPERTS - 1);
+        ptx::mbar_arrive(ptx::smem_addr(sh.routed + lane));
+      }
+      mark_choice(lanes, ordinal, kFirstChoice);
     }
-    mark_choice(lanes, ordinal, kFirstChoice);
     __syncwarp();
     const int expert = sh.expert[min(lane, TOPK - 1)];
-    const float mine = lane < TOPK ? sh.score[expert] : 0.0f, total = warp_sum(mine);
-    if (lane < TOPK) sh.weight[lane] = mine / total * (FACTOR);
+    const float mine = lane < TOPK ? sh.score[expert] : 0.0f;
+    float total = mine;
+#pragma unroll
+    for (int mask = 4; mask > 0; mask >>= 1) total += __shfl_xor_sync(0xffffffffu, total, mask);  // at most eight lanes have one
+    if (lane < TOPK) sh.weight[lane] = __fdividef(mine, total) * (FACTOR);
     __syncwarp();
     if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.chosen));
     mark_choice(lanes, ordinal, kChosen);
@@ -1189,7 +1205,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
   if (tid == 0) {
     ring.init(WARPS);
     ptx::mbar_init(ptx::smem_addr(&sh.sourced), 1);
-    ptx::mbar_init(ptx::smem_addr(&sh.dealt), 1);
+    ptx::mbar_init(ptx::smem_addr(&sh.dealt), WARPS);
     for (int i = 0; i < TOPK; ++i) ptx::mbar_init(ptx::smem_addr(sh.routed + i), 1);
     ptx::mbar_init(ptx::smem_addr(&sh.chosen), 1);
     ptx::mbar_init_fence();
@@ -1247,16 +1263,16 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       float4 x[kSlice<HIDDEN>];
       uint2 gain[kSlice<HIDDEN>];
 #pragma unroll
-      for (int i = 0; i < kSlice<HIDDEN>; ++i) gain[i] = reinterpret_cast<const uint2*>(entry[kAttentionNorm])[slice.at(i)];
+      for (int i = 0; i < kSlice<HIDDEN>; ++i) gain[i] = *slice.of<uint2>(reinterpret_cast<const void*>(entry[kAttentionNorm]), i);
       if (layer == 0) {
 #pragma unroll
         for (int i = 0; i < kSlice<HIDDEN>; ++i) {
-          const uint2 raw = reinterpret_cast<const uint2*>(embedding + (u64)sh.token * HIDDEN)[slice.at(i)];
+          const uint2 raw = *slice.of<uint2>(embedding + (u64)sh.token * HIDDEN, i);
           x[i] = make_float4(ptx::bf16_low(raw.x), ptx::bf16_high(raw.x), ptx::bf16_low(raw.y), ptx::bf16_high(raw.y));
         }
       } else {
         uint4 raw[kSlice<HIDDEN>];
-        await_words(sh, raw, (launches * LAYERS + layer - 1) & 3u, [&](int i) { return ptx::ldg128_relaxed(x_in + 4 * slice.at(i)); });
+        await_words(sh, raw, (launches * LAYERS + layer - 1) & 3u, [&](int i) { return ptx::ldg128_relaxed(slice.of<uint4>(x_in, i)); });
 #pragma unroll
         for (int i = 0; i < kSlice<HIDDEN>; ++i) x[i] = numbers(raw[i]);
       }
@@ -1268,7 +1284,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const Share low = low_share(owner);
       mark_stage(sh, ring, kStage);
       consume_units(ring, sh, half, low.low, low.high, kHiddenUnits, act, undo, [&](u32 first, int count) {
-        const float factor = rms_of<HIDDEN>(sh, turn);
+        const float factor = rms_of<HIDDEN>(sh.squares[turn]);
 #pragma unroll 1
         for (int item = tid; item < count * 16; item += kConsumers) {
           const u32 tile = first + item / 16, row = first * 16 + item;
@@ -1296,8 +1312,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         uint2 gain[kSlice<Q_LORA>];
         uint4 raw[2 * kSlice<Q_LORA>];
 #pragma unroll
-        for (int i = 0; i < kSlice<Q_LORA>; ++i) gain[i] = reinterpret_cast<const uint2*>(entry[kQueryNorm])[slice.at(i)];
-        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(low_parts + i % 2 * kAllLowRows + 4 * slice.at(i / 2)); });
+        for (int i = 0; i < kSlice<Q_LORA>; ++i) gain[i] = *slice.of<uint2>(reinterpret_cast<const void*>(entry[kQueryNorm]), i);
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(slice.of<uint4>(low_parts + i % 2 * kAllLowRows, i / 2)); });
 #pragma unroll
         for (int i = 0; i < kSlice<Q_LORA>; ++i) x[i] = sum_of(numbers(raw[2 * i]), numbers(raw[2 * i + 1]));
         undo = store_gained(sh, slice, x, gain, turn);
@@ -1317,7 +1333,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         mark(sh, kMultiplied);
         consumer_sync();
         mark(sh, kSummed);
-        const float factor = rms_of<Q_LORA>(sh, turn);
+        const float factor = rms_of<Q_LORA>(sh.squares[turn]);
         if (query_tile < kAbsorbSteps) {
           lift.multiply(sum_part(sh, half, lane % 16) * factor, absorbed + (served * kAbsorbSteps + query_tile) * KV_LORA, tag);
         } else if (tid < 16) {
@@ -1594,7 +1610,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         uint4 raw[kSlice<kWidth>];
         float4 x[kSlice<kWidth>];
         float peak = 0.0f;
-        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(attended + 4 * slice.at(i)); });
+        await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(slice.of<uint4>(attended, i)); });
 #pragma unroll
         for (int i = 0; i < kSlice<kWidth>; ++i) {
           x[i] = numbers(raw[i]);
@@ -1631,48 +1647,47 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     stamp(lanes, record + kGateUp, 0);
     mark_start(sh, lanes, record + kGateUp);
     refresh();
+    const float* squares = sh.dots + kScored * WARPS;
     {
-      float4 x[kVectors<HIDDEN>];
-      uint2 gain[kVectors<HIDDEN>];
-      load_gain<HIDDEN>(gain, reinterpret_cast<const void*>(entry[kFfnNorm]));
-      await_vector<HIDDEN>(sh, x, x_mid, tag);
-      float sum, peak;
-      apply_gain<HIDDEN>(x, gain, sum, peak);
-      if (!dense) {
-        float dot[kScored];
+      const Slice<HIDDEN> slice;
+      float4 x[kSlice<HIDDEN>];
+      uint2 gain[kSlice<HIDDEN>];
+      uint4 raw[kSlice<HIDDEN>];
 #pragma unroll
-        for (int r = 0; r < kScored; ++r) {
-          dot[r] = 0.0f;
+      for (int i = 0; i < kSlice<HIDDEN>; ++i) gain[i] = *slice.of<uint2>(reinterpret_cast<const void*>(entry[kFfnNorm]), i);
+      await_words(sh, raw, tag, [&](int i) { return ptx::ldg128_relaxed(slice.of<uint4>(x_mid, i)); });
+      float dot[kScored + 1] = {}, peak;
+#pragma unroll
+      for (int i = 0; i < kSlice<HIDDEN>; ++i) x[i] = numbers(raw[i]);
+      gain_slice(slice, x, gain, dot[kScored], peak);
+      if (!dense)
+#pragma unroll
+        for (int r = 0; r < kScored; ++r)
           if (cta + r * GRID < EXPERTS) {
+            const u32 row = ring.address() + slice.at(0) * 8;
+            uint2 w[kSlice<HIDDEN>];
             ring.await_full();
 #pragma unroll
-            for (int i = 0; i < kVectors<HIDDEN>; ++i)
-              if (has_vector<HIDDEN>(i)) {
-                const uint2 w = ptx::lds64(ring.address() + (tid + i * kConsumers) * 8);
-                dot[r] = fmaf(x[i].x, ptx::bf16_low(w.x), fmaf(x[i].y, ptx::bf16_high(w.x), dot[r]));
-                dot[r] = fmaf(x[i].z, ptx::bf16_low(w.y), fmaf(x[i].w, ptx::bf16_high(w.y), dot[r]));
-              }
+            for (int i = 0; i < kSlice<HIDDEN>; ++i) w[i] = ptx::lds64(row + (slice.at(i) - slice.at(0)) * 8);
             ring.release(ptx::thread());
             ring.next();
-          }
-        }
 #pragma unroll
-        for (int r = 0; r < kScored; ++r) {
-          dot[r] = warp_sum(dot[r]);
-          if (lane == 0) sh.dots[r * WARPS + warp] = dot[r];
-        }
+            for (int i = 0; i < kSlice<HIDDEN>; ++i)
+              if (slice.has(i)) {
+                dot[r] = fmaf(x[i].x, ptx::bf16_low(w[i].x), fmaf(x[i].y, ptx::bf16_high(w[i].x), dot[r]));
+                dot[r] = fmaf(x[i].z, ptx::bf16_low(w[i].y), fmaf(x[i].w, ptx::bf16_high(w[i].y), dot[r]));
+              }
+          }
+#pragma unroll
+      for (int mask = 16; mask > 0; mask >>= 1)
+#pragma unroll
+        for (int r = 0; r <= kScored; ++r) dot[r] += __shfl_xor_sync(0xffffffffu, dot[r], mask);
+      if (lane == 0) {
+#pragma unroll
+        for (int r = 0; r <= kScored; ++r) sh.dots[r * WARPS + warp] = dot[r];
+        if (!dense) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
       }
-      reduce(sh, sum, peak);
-      const float rms = rsqrtf(sum * (1.0f / HIDDEN) + (EPS));
-      if (!dense && warp == 0) {
-        if (lane < kScored && cta + lane * GRID < EXPERTS)
-          publish(scores + cta + lane * GRID, __fdividef(1.0f, 1.0f + __expf(-sum_warps(sh.dots + lane * WARPS) * rms)), kind_tag);
-        if (lane == 0) ptx::mbar_arrive(ptx::smem_addr(&sh.dealt));
-      }
-      const Scale scale = scale_of_peak(peak * rms);
-      store_f16<HIDDEN>(sh, x, rms * scale.factor);
-      undo = scale.undo;
-      consumer_sync();
+      undo = store_slice(sh, slice, x, peak);
     }
     stamp(lanes, record + kGateUp, 1), mark(sh, kVector);
     {
@@ -1687,16 +1702,17 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll 1
         for (; pieces < PIECES && task < tasks; ++pieces, task += GRID) {
           float low_row, high_row;
-          tiles.load(act + task % kFeedParts * (kFeedUnits * 256));
+          tiles.load(act, task % kFeedParts * kFeedUnits);
           tiles.take(ring, low_row, high_row);
-          store_sums(sh, half + pieces, low_row, high_row);
+          store_sums(sh, half + pieces, low_row * undo, high_row * undo);
         }
         consumer_sync();
+        const float rms = rms_of<HIDDEN>(squares);
 #pragma unroll 1
         for (int item = tid; item < pieces * 16; item += kConsumers) {
           const u32 which = first_task + item / 16 * GRID;
           publish(feed + which % kFeedParts * rows + which / kFeedParts * 16 + item % 16,
-                  sum_part(sh, half + item / 16, item % 16) * undo, kind_tag);
+                  sum_part(sh, half + item / 16, item % 16) * rms, kind_tag);
         }
         half = PIECES - half;
       }
@@ -1753,18 +1769,18 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
                 ring, vector, mine, [&](int i) { return stage + (warp + i * WARPS) * mxfp4::kUnitWeightBytes; },
                 [&](int i) { return stage + units * mxfp4::kUnitWeightBytes + (warp + i * WARPS) * mxfp4::kUnitScaleBytes; }, low_row, high_row);
           }
-          store_sums(sh, half + pieces, quad_sum(low_row), quad_sum(high_row));
+          store_sums(sh, half + pieces, quad_sum(low_row) * (undo * mxfp4::kDecodeBias), quad_sum(high_row) * (undo * mxfp4::kDecodeBias));
         }
         mark(sh, kMultiplied);
         consumer_sync();
         mark(sh, kSummed);
+        const float rms = rms_of<HIDDEN>(squares);
         if (tid < pieces * 8) ptx::mbar_wait(ptx::smem_addr(&sh.chosen), (u32)entry[kOrdinal] & 1);  // for the weights
 #pragma unroll 1
         for (int item = tid; item < pieces * 8; item += kConsumers) {
           const int local = item / 8, channel = item % 8;
           const u32 which = first_task + local * GRID, slot = which / kUpTiles, tile = which % kUpTiles;
-          const float factor = undo * mxfp4::kDecodeBias;
-          const float gate = sum_part(sh, half + local, channel) * factor, up = sum_part(sh, half + local, channel + 8) * factor;
+          const float gate = sum_part(sh, half + local, channel) * rms, up = sum_part(sh, half + local, channel + 8) * rms;
           publish(inter + slot * INTER + tile * 8 + channel, silu(gate) * up * sh.weight[slot], kind_tag);
         }
         half = PIECES - half;
