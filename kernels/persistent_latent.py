@@ -230,7 +230,7 @@ def scratch_parts(shape: LatentShape, plan: LatentPlan) -> dict[str, int]:
         "a_parts": 2 * (shape.q_lora + shape.latent + shape.index_dim + shape.head_rows),
         "q": shape.heads * shape.rope,
         "absorbed": shape.heads * (shape.nope // 16) * shape.kv_lora,
-        "partials": shape.heads * (plan.grid // shape.heads) * (shape.kv_lora + 4),
+        "partials": shape.heads * (plan.grid // shape.heads) * (shape.kv_lora + 32 * plan.warps),
         "attended": shape.heads * shape.v_dim,
         "x_mid": shape.hidden,
         "x_in": shape.hidden,

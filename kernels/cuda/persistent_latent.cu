@@ -135,7 +135,7 @@ constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageU
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kBatch = (kStagePositions + WARPS - 1) / WARPS;  // of them, a warp's
-constexpr int kPartial = KV_LORA + 4;
+constexpr int kPartial = KV_LORA + 32 * WARPS;  // sums, then maximum and denominator, a copy in a line of its own for each warp that asks
 constexpr int kScored = (EXPERTS + GRID - 1) / GRID;  // experts that a CTA scores: a stage each
 constexpr u32 kVocabTiles = VOCAB / 16;
 constexpr u32 kVocabSteps = HIDDEN / 16;
@@ -803,51 +803,51 @@ __device__ __forceinline__ void store_split(Shared& sh, int pair, float x, float
   reinterpret_cast<u32*>(sh.act + kVectorBytes)[pair] = split.y;
 }
 
-// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: its blocks of 32 are the columns of one accumulator. A lane has
-// the same column in every stage: it loads its one block, all others are zero and stay so.
+// Units of FP4 (mxfp4.cuh) that a warp has in a stage, as fragments of the vector: block g of 32 columns is the MMA's column g in all of them.
 struct Fp4Vector {
-  uint4 b[kPerWarp][2];
-  __device__ __forceinline__ Fp4Vector() {
-#pragma unroll
-    for (int i = 0; i < kPerWarp; ++i) b[i][0] = b[i][1] = make_uint4(0, 0, 0, 0);
-  }
+  uint4 b;
   // unit i of this warp lies at act + i * stride
   __device__ __forceinline__ void load(u32 act, u32 stride, u32 units) {
-    const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
-#pragma unroll
-    for (int block = 0; block < 2 * kPerWarp; ++block)
-      if (g == block && (u32)block < 2 * units) b[block / 2][block % 2] = ptx::lds128(act + block / 2 * stride + block % 2 * 64 + t * 16);
+    const u32 lane = ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+    b = make_uint4(0, 0, 0, 0);
+    if (g < 2 * units) b = ptx::lds128(act + g / 2 * stride + g % 2 * 64 + t * 16);
   }
 };
 // The same units' weights times the vector: adds the sums of rows g and g + 8 over the quad. weight(i), scale(i): where unit i's weights and
-// scales lie.
+// scales lie. As mxfp4.cuh's apart_dot: an accumulator a block, of which a lane takes its own block's columns; what other blocks' columns hold nobody reads.
 template <typename Weight, typename Scales>
 __device__ __forceinline__ void take_fp4(Ring& ring, const Fp4Vector& x, u32 units, Weight weight, Scales scale, float& low, float& high) {
-  const int lane = (int)ptx::thread() & 31, g = lane >> 2, t = lane & 3;
+  const u32 lane = ptx::thread() & 31, g = lane >> 2, t = lane & 3;
   uint4 w[kPerWarp];
   u32 scales = 0;
   ring.await_full();
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i)
     if ((u32)i < units) w[i] = ptx::lds128(weight(i) + lane * 16);
-  if ((u32)t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
+  if (t < units && t < kPerWarp) scales = ptx::lds32(scale(t) + g * 4);
   ring.release(ptx::thread());
-  float c[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  float mine[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // rows g and g + 8 of this lane's even block, of its odd block
 #pragma unroll
   for (int i = 0; i < kPerWarp; ++i) {
     if (!kProducts || (u32)i >= units) continue;
+    float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     u32 a[4];
     mxfp4::decode(w[i].x, a);
-    ptx::mma_f16(c, a, x.b[i][0].x, x.b[i][0].y);
-    mxfp4::decode(w[i].y, a);
-    ptx::mma_f16(c, a, x.b[i][0].z, x.b[i][0].w);
+    ptx::mma_f16(even, a, x.b.x, x.b.y);
     mxfp4::decode(w[i].z, a);
-    ptx::mma_f16(odd, a, x.b[i][1].x, x.b[i][1].y);
+    ptx::mma_f16(odd, a, x.b.x, x.b.y);
+    mxfp4::decode(w[i].y, a);
+    ptx::mma_f16(even, a, x.b.z, x.b.w);
     mxfp4::decode(w[i].w, a);
-    ptx::mma_f16(odd, a, x.b[i][1].z, x.b[i][1].w);
+    ptx::mma_f16(odd, a, x.b.z, x.b.w);
+    const bool take = i == 0 || t >= (u32)i;  // the last that holds stays
+    mine[0] = take ? even[0] : mine[0];
+    mine[1] = take ? even[2] : mine[1];
+    mine[2] = take ? odd[1] : mine[2];
+    mine[3] = take ? odd[3] : mine[3];
   }
-  low = fmaf(c[0] + odd[0], mxfp4::scale_of(scales, 0), fmaf(c[1] + odd[1], mxfp4::scale_of(scales, 1), low));
-  high = fmaf(c[2] + odd[2], mxfp4::scale_of(scales, 2), fmaf(c[3] + odd[3], mxfp4::scale_of(scales, 3), high));
+  low = fmaf(mine[0], mxfp4::scale_of(scales, 0), fmaf(mine[2], mxfp4::scale_of(scales, 1), low));
+  high = fmaf(mine[1], mxfp4::scale_of(scales, 2), fmaf(mine[3], mxfp4::scale_of(scales, 3), high));
   ring.next();
 }
 __device__ __forceinline__ float quad_sum(float value) {
@@ -1434,6 +1434,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         const u32* turned = query_words + served * ROPE + min(4 * lane, ROPE - 4);  // the rotated part, for one warp
         uint4 raw[kEach + 1];
         await_words(sh, raw, tag, [&](int i) {
+          if (i == 0 && warp != WARPS - 2) return make_uint4(tag, tag, tag, tag);
           return ptx::ldg128_relaxed(i == 0 ? turned : parts + min(joiner + (i - 1) * kJoiners, (int)kAbsorbSteps - 1) * KV_LORA);
         });
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -1530,7 +1531,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         publish(partial + d, sum.x, tag);
         publish(partial + d + 1, sum.y, tag);
       }
-      if (tid < 4) publish(partial + KV_LORA + tid, tid == 0 ? top : tid == 1 ? total : 0.0f, tag);
+      if (tid < 4 * WARPS) publish(partial + KV_LORA + tid / 4 * 32 + tid % 4, tid % 4 == 0 ? top : tid % 4 == 1 ? total : 0.0f, tag);
     }
     stamp(lanes, record + kAttention, 2);
     mark(sh, kPublished);
@@ -1550,7 +1551,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       const u32* parts = partials + (u64)served * kGroup * kPartial;
       uint4 raw[kEach + 1];
       await_words(sh, raw, tag, [&](int i) {
-        return ptx::ldg128_relaxed(i == 0 ? parts + min(lane, kGroup - 1) * kPartial + KV_LORA
+        return ptx::ldg128_relaxed(i == 0 ? parts + min(lane, kGroup - 1) * kPartial + KV_LORA + 32 * warp
                                           : parts + min((i - 1) * kAlong + lane / kColumns, kGroup - 1) * kPartial + min(column, KV_LORA - 4));
       });
       float top = lane < kGroup ? number(raw[0].x) : kNone;

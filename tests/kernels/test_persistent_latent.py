@@ -131,12 +131,12 @@ def test_the_packed_layers_are_the_bytes_of_a_step_and_the_repeated_scales(weigh
 def test_scratch_is_the_sum_of_its_parts() -> None:
     """Written out for the true shape on 132 CTAs, so that a part that changes is seen."""
     plan = persistent_latent.make_plan(GLM, 132)
-    words = 2 * (2048 + 512 + 64 + 128 + 32) + 8 * 64 + 8 * 12 * 512 + 8 * 16 * 516 + 8 * 256 + 6144 + 6144
+    words = 2 * (2048 + 512 + 64 + 128 + 32) + 8 * 64 + 8 * 12 * 512 + 8 * 16 * 768 + 8 * 256 + 6144 + 6144
     words += 256 + 8 * 256 + 8 * 256 + 8 * 1536 + 32 * 128 + 2 * 132
     assert persistent_latent.scratch_words(GLM, plan) == words
     odd = persistent_latent.scratch_parts(replace(GLM, index_heads=20), replace(plan, grid=130))
     assert odd["a_parts"] == 2 * (2048 + 512 + 64 + 128 + 32)
-    assert odd["partials"] == 8 * 16 * 516
+    assert odd["partials"] == 8 * 16 * 768
 
 
 def test_plans_fit_and_refuse_by_field() -> None:
