@@ -85,8 +85,8 @@ def packed(shape: ExpertShape, source: dict[str, torch.Tensor], plan: AnyPlan | 
     )
     gate_up = mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order)
     if isinstance(plan, OneTokenPlan):
-        down = mxfp4_columns.pack_columns(source["down"], source["down_scales"], plan.warps)
-        return ExpertWeights(mxfp4_columns.spread(gate_up, plan.spread), down, *biases)
+        down = (source["down"], source["down_scales"])
+        return ExpertWeights(*mxfp4_one_token.relayout(plan, gate_up, down), *biases)
     return ExpertWeights(gate_up, mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]), *biases)
 
 
@@ -366,23 +366,21 @@ def variants() -> list[Variant]:
 def next_variants() -> list[Variant]:
     """The next round of docs/kernels-cuda.md: down by columns; all with overlap."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
-    columns = replace(mxfp4_one_token.make_plan(GPT_OSS, SMS), spread=11)
+    columns = mxfp4_one_token.make_plan(GPT_OSS, SMS)
+    small = mxfp4_one_token.make_plan(QWEN, SMS)
     plans: dict[str, AnyPlan] = {
         "base": base,
         "columns": columns,
         "columns, lanes": replace(columns, lanes=True),
-        "columns, 1 chain": replace(columns, chains=1),
-        "columns, 4 chains": replace(columns, chains=4),
-        "columns, 5 stages": replace(columns, stages=5),
-        "columns, 6 stages": replace(columns, stages=6),
-        "columns, 8 stages": replace(columns, stages=8),
         "columns, stream only": replace(columns, probe=1),
+        "columns, in order": replace(columns, spread=0),
+        "columns, 1 in flight": replace(columns, in_flight=1),
+        "columns, 3 in flight": replace(columns, in_flight=3),
+        "columns, 8 stages": replace(columns, stages=8),
         "columns, atomic": replace(columns, combine="atomic"),
-        "columns, atomic, 1 chain": replace(columns, combine="atomic", chains=1),
-        "columns, atomic, 4 chains": replace(columns, combine="atomic", chains=4),
-        "columns, atomic, 6 stages": replace(columns, combine="atomic", stages=6),
-        "columns, atomic, 8 stages": replace(columns, combine="atomic", stages=8),
+        "columns, atomic, lanes": replace(columns, combine="atomic", lanes=True),
         "columns, atomic, stream only": replace(columns, combine="atomic", probe=1),
+        "columns, atomic, 8 stages": replace(columns, combine="atomic", stages=8),
         "columns, atomic (again)": replace(columns, combine="atomic"),
         "columns (again)": columns,
         "base (again)": base,
@@ -390,7 +388,8 @@ def next_variants() -> list[Variant]:
     rows: list[Variant] = [(name, GPT_OSS, 1, {"plan": plan, "overlap": True}) for name, plan in plans.items()]
     rows += [
         ("base", QWEN, 1, {"plan": mxfp4_cuda.make_plan(QWEN, 1), "overlap": True}),
-        ("columns", QWEN, 1, {"plan": mxfp4_one_token.make_plan(QWEN, SMS), "overlap": True}),
+        ("columns", QWEN, 1, {"plan": small, "overlap": True}),
+        ("columns, atomic", QWEN, 1, {"plan": replace(small, combine="atomic"), "overlap": True}),
     ]
     return rows
 
@@ -467,10 +466,13 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
 def next_checked() -> list[tuple[ExpertShape, int, AnyPlan]]:
     """The options of the next round that leave the result right, each at least once."""
     columns = mxfp4_one_token.make_plan(GPT_OSS, SMS)
+    small = mxfp4_one_token.make_plan(QWEN, SMS)
     return [
         (GPT_OSS, 1, columns),
-        (GPT_OSS, 1, replace(columns, spread=11, stages=6, chains=4, combine="atomic", in_flight=3, ramp=1, copy_bytes=4080, decode=0, lanes=True)),
-        (QWEN, 1, mxfp4_one_token.make_plan(QWEN, SMS)),
+        (GPT_OSS, 1, replace(columns, combine="atomic", lanes=True)),
+        (GPT_OSS, 1, replace(columns, spread=0, stages=8, in_flight=3)),
+        (QWEN, 1, small),
+        (QWEN, 1, replace(small, combine="atomic")),
     ]
 
 
@@ -519,7 +521,8 @@ def _print_table(report: dict[str, Any], failed: int) -> None:
     print(
         f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass; not run: {report['not_run']} jobs"
     )
-    heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'us more':>7} {'roof':>6} {'regs':>4} {'local':>5}"
+    heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'us more':>7} {'roof':>6}"
+    heads += f" {'regs':>4} {'local':>5}"
     print(f"{'shape':14} {'T':>2} {'variant':30} {heads}")
     for row in report["timings"]:
         head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:30}"

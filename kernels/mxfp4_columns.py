@@ -94,8 +94,8 @@ def unpack_columns(packed: torch.Tensor, columns: int, pairs: int) -> tuple[torc
 
 
 def spread(tiles: torch.Tensor, stride: int) -> torch.Tensor:
-    """Row tiles [E, tiles, ...] with every ``stride``-th one side by side: 0, stride, 2 stride, ..., then 1, stride + 1,
-    ... CTAs that take runs of about ``stride`` tiles then read side by side what they read at the same time. 0: as
+    """Row tiles [E, tiles, ...] with every ``stride``-th one side by side: 0, stride, 2 stride, ..., then 1, stride +
+    1, ... CTAs that take runs of about ``stride`` tiles then read side by side what they read at the same time. 0: as
     they are."""
     if stride < 0:
         raise InputError(f"stride must be 0 for none or positive, not {stride}")

@@ -23,30 +23,22 @@ _ODD = -1  # of a part that is not there yet in the first turn
 
 @dataclass(frozen=True, slots=True)
 class OneTokenPlan:
-    """How a launch is cut up; every field is a macro of the kernel: ``start`` stages in flight up to stage ``ramp``,
-    ``in_flight`` of them from there on (0: the whole ring)."""
+    """How a launch is cut up; every field is a macro of the kernel (its head comment explains them)."""
 
     warps: int
     stages: int
     stage_bytes: int
     in_flight: int = 2
-    start: int = 2
-    ramp: int = 3
     spread: int = 0
-    chains: int = 2
     combine: Combine = "ordered"
-    copy_bytes: int = 0
-    decode: int = 1
     probe: int = 0
     lanes: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_flight < self.stages:
             raise InputError(f"in_flight must be 0 to {self.stages - 1}, fewer than the stages, not {self.in_flight}")
-        if self.in_flight and not 0 < self.start <= self.in_flight:
-            raise InputError(f"start must be 1 to in_flight ({self.in_flight}), not {self.start}")
-        if self.copy_bytes < 0 or self.copy_bytes % 16:
-            raise InputError(f"copy_bytes must be a multiple of 16 or 0 for whole runs, not {self.copy_bytes}")
+        if self.spread < 0:
+            raise InputError(f"spread must be 0 for none or positive, not {self.spread}")
 
     @property
     def threads(self) -> int:
@@ -66,7 +58,8 @@ def make_plan(shape: ExpertShape, ctas: int, *, stages: int = 4) -> OneTokenPlan
     """A plan for ``ctas`` CTAs, one a multiprocessor. Raises InputError for a shape that the kernel does not take.
 
     Warps are the most, up to 16, that divide gate-up's units of 64 columns into slices of at most four and down's pairs
-    of row tiles. A CTA's channels may lie in four blocks of 32 at most, of two experts.
+    of row tiles. A CTA's channels may lie in four blocks of 32 at most, of two experts. ``spread`` is what a CTA has at
+    most: what all read at the same time then lies side by side (measured faster, docs/kernels-cuda.md).
     """
     units, pairs, groups = shape.hidden // 64, shape.hidden // mxfp4_columns.PAIR_ROWS, _most_groups(shape, ctas)
     fit = [warps for warps in range(16, 0, -1) if units % warps == 0 and units // warps <= 4 and pairs % warps == 0]
@@ -79,7 +72,7 @@ def make_plan(shape: ExpertShape, ctas: int, *, stages: int = 4) -> OneTokenPlan
         )
     tile = units * mxfp4_tiles.UNIT_BYTES
     chunk = groups * fit[0] * 128 + _most_blocks(groups) * fit[0] * 32
-    plan = OneTokenPlan(fit[0], stages, max(tile, chunk))
+    plan = OneTokenPlan(fit[0], stages, max(tile, chunk), spread=groups)
     if shared_bytes(shape, ctas, plan) > SHARED_BYTES:
         raise InputError(
             f"hidden {shape.hidden}: {stages} stages of {plan.stage_bytes} bytes do not fit {SHARED_BYTES}"
@@ -107,13 +100,9 @@ def macros(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> dict[str, nvrtc
         "STAGES": plan.stages,
         "STAGE_BYTES": plan.stage_bytes,
         "IN_FLIGHT": plan.in_flight,
-        "START": plan.start,
-        "RAMP": plan.ramp,
         "SPREAD": plan.spread,
-        "CHAINS": plan.chains,
-        "COPY_BYTES": plan.copy_bytes,
         "COMBINE": COMBINE[plan.combine],
-        "DECODE": plan.decode,
+        "DECODE": 1,
         "PROBE": plan.probe,
         "LANES": int(plan.lanes),
         "ACT": int(shape.clamp),
@@ -126,6 +115,12 @@ def macros(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> dict[str, nvrtc
 def compile_pass(shape: ExpertShape, ctas: int, plan: OneTokenPlan) -> nvrtc.Cubin:
     """Compile for sm_90a; needs NVRTC but no GPU."""
     return nvrtc.compile_kernel(f"{KERNEL}.cu", KERNEL, macros(shape, ctas, plan))
+
+
+def relayout(plan: OneTokenPlan, gate_up: torch.Tensor, down: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+    """What ``plan``'s launch reads: packed row tiles of gate-up (``mxfp4_tiles.pack_tiles``) uint8 [experts, inter / 8,
+    bytes], spread; down's blocks and scales of the checkpoint by columns, uint8 [experts, chunks, bytes]."""
+    return [mxfp4_columns.spread(gate_up, plan.spread), mxfp4_columns.pack_columns(*down, plan.warps)]
 
 
 class OneTokenPass:
@@ -184,8 +179,7 @@ class OneTokenPass:
         lanes: torch.Tensor | None = None,
     ) -> None:
         """Enqueue on the current stream. x bf16 [1, hidden]; ids int32 and routing fp32 [1, top_k]; out fp32
-        [1, hidden]; ``weights.down`` by columns: uint8 [experts, chunks, chunk bytes], as ``pack_columns`` with this
-        plan's warps as pairs.
+        [1, hidden]; ``weights`` as ``relayout`` leaves them for this plan.
 
         ``overlap`` lets the launch start under the previous kernel's tail. ``lanes``, where the plan has them: int64
         [CTAs, 3, STAMPS], what ``mxfp4_lanes.lane_table`` reads. Raises InputError before the launch.

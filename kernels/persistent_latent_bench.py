@@ -303,10 +303,13 @@ def plans(shape: LatentShape, *, next_round: bool = False) -> list[tuple[str, La
     if next_round:
         return [
             ("base", base),
-            ("16 warps", wide),
             ("in flight 3", replace(base, in_flight=3)),
+            ("decode 1", replace(base, decode=1)),
+            ("16 warps", wide),
+            ("512 instructions more", replace(base, extra=1)),
+            ("the same as a loop", replace(base, extra=2)),
             ("stamps", replace(base, stamps=True)),
-            ("without products, stamps", replace(base, leave_out=2, stamps=True)),
+            ("nothing else", replace(base, leave_out=3)),
             ("nothing else, stamps", replace(base, leave_out=3, stamps=True)),
             ("base (again)", base),
         ]

@@ -13,9 +13,8 @@
 //   GRID WARPS                   the grid, all of it co-resident; consumer warps: as many slices of gate-up's K, pairs of row tiles in a chunk of down
 //   COMBINE                      0: ordered sums, repeatable bit for bit; 1: float atomics, which nobody waits for
 //   STAGES STAGE_BYTES IN_FLIGHT ring depth, bytes of a stage, most stages that are asked for and not there yet (0: all)
-//   START RAMP                   the same up to stage RAMP of gate-up
 //   SPREAD                       row tiles between two of gate-up that lie side by side; 0: all in order
-//   ACT LIMIT ALPHA HAS_BIAS     as in mxfp4_experts.cu; DECODE, COPY_BYTES: mxfp4.cuh
+//   ACT LIMIT ALPHA HAS_BIAS     as in mxfp4_experts.cu; DECODE: mxfp4.cuh
 //   PROBE                        1: no arithmetic, wrong results: what the copies and the exchange take
 //   LANES                        1: three warps of a CTA write down when what happened
 //
@@ -34,9 +33,6 @@
 #endif
 #ifndef COMBINE
 #define COMBINE 0
-#endif
-#ifndef CHAINS
-#define CHAINS 2
 #endif
 
 namespace {
@@ -103,16 +99,10 @@ __device__ __forceinline__ void produce(Ring& ring, Stamps& stamps, const Run& r
     atomicOr(error, 2u);
     one = two = 0;
   }
-#if IN_FLIGHT > 0
-  ring.issued = IN_FLIGHT - START;  // all CTAs ask for their first stages at once: what is asked for besides makes the first ones late
-#endif
 #pragma unroll 1
   for (u32 group = run.low; group < run.high; ++group) {
     const bool second = group >= run.edge;
     const u32 tile = (second ? two : one) * kGroups + place_of(group - (second ? run.edge : run.edge - kGroups));
-#if IN_FLIGHT > START
-    if (group - run.low == RAMP) ring.issued = START;
-#endif
     stamps.await_empty(ring, kGateUpEmpty);
     if (group == run.low) stamps.stamp(kFirstCopy);
     ptx::mbar_expect(ring.full_bar(), kTileBytes);
@@ -383,7 +373,7 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
       for (int j = 0; j < kMost; ++j) w[j] = ptx::lds32(weights + offset + j * kGroupBytes);
       const u32 s0 = ptx::lds16(scales + offset), s1 = ptx::lds16(scales + offset + next_scales);
       release(ring, lane);
-      float chains[CHAINS][4] = {};
+      float c[2][4] = {};  // chains of MMAs
 #pragma unroll
       for (int j = 0; j < kMost; j += 2) {
         u32 one[4], two[4];
@@ -392,14 +382,13 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
 #pragma unroll
         for (int tile = 0; tile < 2; ++tile) {
           const u32 a[4] = {one[2 * tile], one[2 * tile + 1], two[2 * tile], two[2 * tile + 1]};
-          ptx::mma_f16(chains[(j % 4 + tile) % CHAINS], a, columns[tile][j], j + 1 < kMost ? columns[tile][j + 1] : 0u);
+          ptx::mma_f16(c[tile], a, columns[tile][j], j + 1 < kMost ? columns[tile][j + 1] : 0u);
         }
       }
-      float c[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) c[i] = CHAINS == 1 ? chains[0][i] : CHAINS == 2 ? chains[0][i] + chains[CHAINS / 2][i] : (chains[0][i] + chains[CHAINS / 4][i]) + (chains[CHAINS / 2][i] + chains[CHAINS - 1][i]);
-      const float low = c[0] * low_scale(s0) * factors[0] + c[1] * low_scale(s1) * factors[1];
-      const float high = c[2] * high_scale(s0) * factors[0] + c[3] * high_scale(s1) * factors[1];
+      for (int i = 0; i < 4; ++i) c[0][i] += c[1][i];
+      const float low = c[0][0] * low_scale(s0) * factors[0] + c[0][1] * low_scale(s1) * factors[1];
+      const float high = c[0][2] * high_scale(s0) * factors[0] + c[0][3] * high_scale(s1) * factors[1];
       sum = ((t & 1) ? high : low) + __shfl_xor_sync(0xffffffffu, (t & 1) ? low : high, 1);
 #endif
 #if COMBINE == 0

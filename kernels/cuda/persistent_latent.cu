@@ -36,6 +36,8 @@
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   DECODE                         as in mxfp4.cuh
 //   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
+//   EXTRA                          to see what instructions cost: in out each thread goes through 512 more before it publishes, 1 one after the other, 2 a
+//                                  loop over 32 of them; results stay as they are
 //   STAMPS                         1: lanes is u64 [GRID][LAYERS * 7 + 1][16], clocks inside a phase (enum Mark), and LANES must be 0
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 #include "argmax.cuh"
@@ -82,6 +84,9 @@ __device__ __forceinline__ u64 cycles() {
 #endif
 #ifndef LEAVE_OUT
 #define LEAVE_OUT 0
+#endif
+#ifndef EXTRA
+#define EXTRA 0
 #endif
 #ifndef STAMPS
 #define STAMPS 0
@@ -1152,6 +1157,21 @@ __device__ __forceinline__ void stamp_sm(u64* lanes) {
 #endif
 }
 
+// Thirty-two multiplications in four chains; the compiler leaves them as they are.
+__device__ __forceinline__ void multiply_on(float (&x)[4]) {
+#ifdef __CUDACC__
+#pragma unroll
+  for (int i = 0; i < 32; ++i) asm volatile("mul.rn.f32 %0, %0, %0;" : "+f"(x[i % 4]));
+#endif
+}
+__device__ __forceinline__ void spend_instructions() {
+#if EXTRA
+  float x[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+#pragma unroll EXTRA == 1 ? 16 : 1
+  for (int i = 0; i < 16; ++i) multiply_on(x);
+#endif
+}
+
 // What stands in for an all-reduce: the rows are held back.
 __device__ __forceinline__ void exchange() {
 #if COLLECTIVE_NS > 0
@@ -1638,6 +1658,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sh.own[tid] += row;
       }
       half = PIECES - half;
+      spend_instructions();
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }

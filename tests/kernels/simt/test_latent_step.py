@@ -121,7 +121,7 @@ def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kern
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
     """Prefetching, the stand-in for collectives."""
     plan = plan_for(BARE, 9)
-    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3)
+    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, extra=2)
     pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
