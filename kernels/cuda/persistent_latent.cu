@@ -1157,18 +1157,16 @@ __device__ __forceinline__ void stamp_sm(u64* lanes) {
 #endif
 }
 
-// Thirty-two multiplications in four chains; the compiler leaves them as they are.
-__device__ __forceinline__ void multiply_on(float (&x)[4]) {
-#ifdef __CUDACC__
-#pragma unroll
-  for (int i = 0; i < 32; ++i) asm volatile("mul.rn.f32 %0, %0, %0;" : "+f"(x[i % 4]));
-#endif
-}
-__device__ __forceinline__ void spend_instructions() {
+// EXTRA's multiplications, in four chains, by a one that the compiler does not know.
+__device__ __forceinline__ void spend_instructions(Shared& sh) {
 #if EXTRA
-  float x[4] = {1.0f, 1.0f, 1.0f, 1.0f};
-#pragma unroll EXTRA == 1 ? 16 : 1
-  for (int i = 0; i < 16; ++i) multiply_on(x);
+  const float one = __uint_as_float(0x3f800000u | (u32)sh.launches >> 31);
+  float x[4] = {one, one + 1.0f, one + 2.0f, one + 3.0f};
+#pragma unroll 1
+  for (int i = 0; i < (EXTRA == 1 ? 1 : 16); ++i)
+#pragma unroll
+    for (int k = 0; k < (EXTRA == 1 ? 512 : 32); ++k) x[k % 4] *= one;
+  if (x[0] + x[1] + x[2] + x[3] < 0.0f) sh.dead = 1;
 #endif
 }
 
@@ -1658,7 +1656,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sh.own[tid] += row;
       }
       half = PIECES - half;
-      spend_instructions();
+      spend_instructions(sh);
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }
