@@ -118,6 +118,8 @@ def cases(*, next_round: bool = False) -> list[Case]:
             Case("tiny", TINY, 16, near, 64),
             Case("few layers", FEW, SMS, far, CAPACITY),
             Case("few layers forced", FEW, SMS, (0, 1, 700), CAPACITY, forced=True),
+            Case("few layers 16 warps", FEW, SMS, (0, 700), CAPACITY, changes={"warps": 16}),
+            Case("few layers decode 1", FEW, SMS, (0, 700), CAPACITY, changes={"decode": 1}),
         ]
     return [
         Case("tiny", TINY, 16, near, 64),

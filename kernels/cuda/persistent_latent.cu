@@ -136,7 +136,8 @@ constexpr u32 kFeedParts = 4;
 constexpr u32 kFeedUnits = kHiddenUnits / kFeedParts;
 constexpr u32 kSharedTiles = SHARED_INTER / 8, kDenseTiles = DENSE_INTER / 8;
 constexpr u32 kSharedUnits = SHARED_INTER > 0 ? SHARED_INTER / 128 : 1, kDenseUnits = DENSE_INTER > 0 ? DENSE_INTER / 128 : 1;
-constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageUnits;  // the shared expert's share of down is a stage
+constexpr bool kTogether = kOwnTiles <= 4 && kOwnTiles * kSharedUnits <= kStageUnits;  // the shared expert's share of down is a stage, in gate_up; its
+                                                                                       // activations then have a scale a unit
 constexpr int kRow = KV_LORA + ROPE;  // a cached position
 constexpr u32 kStagePositions = kStageBytes / (2 * kRow);
 constexpr int kBatch = (kStagePositions + WARPS - 1) / WARPS;  // of them, a warp's
@@ -160,7 +161,6 @@ constexpr u32 kMostPolls = (WATCHDOG_NS) / 512 + 1;  // a poll takes about so ma
 constexpr int kTable = 20;
 constexpr bool kProducts = !(LEAVE_OUT & 2);
 constexpr float kNone = -1e30f;
-constexpr bool kDownSlices = kTogether;  // the shared expert's activations then have a scale a unit
 constexpr int kMarks = 16;
 
 static_assert(WARPS == 8 || WARPS == 16, "a stage is dealt to 8 or 16 warps");
@@ -312,7 +312,7 @@ __device__ __forceinline__ void stream_expert(Ring& ring, const u8* source, u64 
 }
 
 // What the producer goes through in a layer, in the consumers' order; a part is tasks that differ by a pitch.
-enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kExpertPart, kDownPart, kParts };
+enum Part { kLowPart, kQueryPart, kIndexPart, kCachePart, kValuePart, kOutPart, kRouterPart, kFeedPart, kSharedPart, kExpertPart, kDownPart, kParts };
 
 // One lane: everything this CTA reads of the weights, in the order in which the consumers take it.
 __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table, const u8* head, u32* claims, int position) {
@@ -383,6 +383,12 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           source(kFeedUp, 0);
           run.units = run.per_tile = kFeedUnits;
           break;
+        case kSharedPart:  // the shared expert's tiles of down in one stage: memory has nothing else until experts are chosen
+          end = kTogether && !dense;
+          if (!end) break;
+          source(kFeedDown, (u64)own.low * kSharedUnits * kUnitBytes);
+          run.units = run.per_tile = (own.high - own.low) * kSharedUnits;
+          break;
         case kExpertPart:
           task = cta, end = dense ? 0 : TOPK * kUpTiles, stride = GRID;
           if (dense) break;
@@ -402,11 +408,7 @@ __device__ __forceinline__ void produce(Ring& ring, Shared& sh, const u64* table
           run.units = run.per_tile = (dense ? DENSE_INTER : SHARED_INTER) / 128;
           pitch = run.units * kUnitBytes;
           source(kFeedDown, 0);
-          if (kTogether && !dense) {  // the shared expert's tiles in one stage, before the others
-            const u32 units = (own.high - own.low) * run.units;
-            stream(ring, Run{run.source + (u64)own.low * pitch, units, kUnitBytes, kStageUnits, units, 0}, policy);
-            run.units = 0;
-          }
+          if (kTogether && !dense) run.units = 0;  // they went before
           break;
       }
       const u8* base = run.source;
@@ -599,11 +601,15 @@ struct Fp8Share {
   uint4 w[kSlots][2];
   uint2 s[kSlots];
   static __device__ __forceinline__ constexpr u32 unit_of(u32 slot) { return slot / kEach * kStageUnits + slot % kEach * Fp8Lane::kPitch; }
-  static __device__ __forceinline__ void load(uint4 (&b)[kSlots][2], const Fp8Lane& mine, u32 act) {
+  // The vector, into the MMA's first column alone: four lanes load it, what the others hold stays zero.
+  template <u32 SLOTS>
+  static __device__ __forceinline__ void load(uint4 (&b)[SLOTS][2], const Fp8Lane& mine, u32 act) {
+    if ((ptx::thread() & 31) >= 4) return;
 #pragma unroll
     for (u32 slot = 0; slot < kSlots; ++slot)
 #pragma unroll
-      for (u32 step = 0; step < 2; ++step) b[slot][step] = ptx::lds128(act + mine.vector + unit_of(slot) * 256 + step * 64);
+      for (u32 step = 0; step < 2; ++step)
+        if (slot < kSlots) b[slot][step] = ptx::lds128(act + mine.vector + unit_of(slot) * 256 + step * 64);
   }
   __device__ __forceinline__ void read(Ring& ring, const Fp8Lane& mine) {
     u32 empty[STAGES_];
@@ -626,10 +632,10 @@ struct Fp8Share {
 #pragma unroll
       for (u32 n = 0; n < STAGES_; ++n) ptx::mbar_arrive(empty[n]);
   }
-  // Adds to the sums of rows g and g + 8 what the first count units give; SLOTS: those slots that can have some of them. All eight columns of the MMA
-  // hold the vector, so every lane of a quad has its rows' sums. The slots' chains of four MMAs go side by side.
-  template <u32 SLOTS = kSlots>
-  __device__ __forceinline__ void multiply(const uint4 (&b)[kSlots][2], const Fp8Lane& mine, u32 count, float& low, float& high) const {
+  // Adds to the sums of rows g and g + 8 what the first count units give; SLOTS: those slots that can have some of them. A quad's first
+  // lane has its rows' sums. The slots' chains of four MMAs go side by side.
+  template <u32 SLOTS = kSlots, u32 HELD>
+  __device__ __forceinline__ void multiply(const uint4 (&b)[HELD][2], const Fp8Lane& mine, u32 count, float& low, float& high) const {
     if (!kProducts) return;
     float c[SLOTS][4] = {};
 #pragma unroll
@@ -648,20 +654,27 @@ struct Fp8Share {
   }
 };
 
-// The next stages of a tile, count units or so many as they hold, against the fp16 vector that starts at act.
-template <u32 STAGES_>
-__device__ __forceinline__ void take_fp8(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-  Fp8Share<STAGES_> share;
-  uint4 b[share.kSlots][2];
+template <u32 SLOTS>
+__device__ __forceinline__ void clear(uint4 (&b)[SLOTS][2]) {
+#pragma unroll
+  for (u32 slot = 0; slot < SLOTS; ++slot) b[slot][0] = b[slot][1] = make_uint4(0, 0, 0, 0);
+}
+// All stages of a tile that hold count units, against the fp16 vector that starts at act, two at a time.
+__device__ __forceinline__ void take_fp8_run(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
+  uint4 b[Fp8Share<2>::kSlots][2];
+  clear(b);
+#pragma unroll 1
+  for (; (int)count > (int)kStageUnits; count -= 2 * kStageUnits, act += 512 * kStageUnits) {
+    Fp8Share<2> share;
+    share.load(b, mine, act);
+    share.read(ring, mine);
+    share.multiply(b, mine, count, low, high);
+  }
+  if ((int)count <= 0) return;
+  Fp8Share<1> share;
   share.load(b, mine, act);
   share.read(ring, mine);
   share.multiply(b, mine, count, low, high);
-}
-// All stages that hold count units.
-__device__ __forceinline__ void take_fp8_run(Ring& ring, const Fp8Lane& mine, u32 act, u32 count, float& low, float& high) {
-#pragma unroll 1
-  for (; (int)count > (int)kStageUnits; count -= 2 * kStageUnits, act += 512 * kStageUnits) take_fp8<2>(ring, mine, act, count, low, high);
-  if ((int)count > 0) take_fp8<1>(ring, mine, act, count, low, high);
 }
 
 // Row tiles of UNITS units each against one vector: the lane's part of it stays in registers from tile to tile where it is no more than two stages.
@@ -675,6 +688,7 @@ struct Fp8Tile {
   Fp8Lane mine;
   u32 act;
   uint4 b[Share::kSlots][2];
+  __device__ __forceinline__ Fp8Tile() { clear(b); }
   // The vector from unit `from` on.
   __device__ __forceinline__ void load(u32 vector, u32 from = 0) {
     act = vector + from * 256;
@@ -704,7 +718,7 @@ __device__ __forceinline__ void take_fp8_tiles(Ring& ring, const Fp8Lane& mine, 
       const uint4 x = ptx::lds128(b + step * 64), words = ptx::lds128(w + step * kStepBytes);
       if (kProducts) mma_fp8(c, words.x, words.y, x.x, x.y), mma_fp8(c, words.z, words.w, x.z, x.w);
     }
-    if (kDownSlices) c[0] *= sh.feed_undo[unit % kSharedUnits], c[2] *= sh.feed_undo[unit % kSharedUnits];
+    if (kTogether) c[0] *= sh.feed_undo[unit % kSharedUnits], c[2] *= sh.feed_undo[unit % kSharedUnits];
     if (t == unit / kSharedUnits && unit < units) {
       low = fmaf(c[0], __uint_as_float(s.x), low);
       high = fmaf(c[2], __uint_as_float(s.y), high);
@@ -1668,6 +1682,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     mark_start(sh, lanes, record + kGateUp);
     refresh();
     const float* squares = sh.dots + kScored * WARPS;
+    float low_mine = 0.0f, high_mine = 0.0f;  // rows of down of the shared expert, in the t-th lane of a quad: of the t-th tile
     {
       const Slice<HIDDEN> slice;
       float4 x[kSlice<HIDDEN>];
@@ -1755,7 +1770,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
             up = sum_of(up, numbers(raw[2 * n + 1]));
           }
           const float4 passed = make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z, silu(gate.w) * up.w);
-          if (kDownSlices && !dense) {  // as fp16, a unit of 128 scaled by the warp that has it
+          if (kTogether && !dense) {  // as fp16, a unit of 128 scaled by the warp that has it
             const Scale scale = scale_of_peak(warp_peak(peak_of(passed)));
             reinterpret_cast<uint2*>(sh.feed)[vector] = make_uint2(ptx::pack_f16(passed.x * scale.factor, passed.y * scale.factor),
                                                                    ptx::pack_f16(passed.z * scale.factor, passed.w * scale.factor));
@@ -1768,6 +1783,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #if STAMPS
       if (tid == 0) sh.marks -= kWall;
 #endif
+      if (kTogether && !dense) {  // memory has nothing else to do until experts are chosen, nor have the warps
+        consumer_sync();
+        take_fp8_tiles(ring, Fp8Lane(), ptx::smem_addr(sh.feed), own_rows / 16, sh, low_mine, high_mine);
+      }
     }
     if (!dense) {
       Fp4Vector vector;
@@ -1815,11 +1834,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
     refresh();
     const u32 first_unit = warp * kPerWarp;  // this warp's units of all chosen experts' are neighbours
     const u32 units = kDownStage == 32 ? kPerWarp : first_unit < kDownStage ? min((u32)kPerWarp, kDownStage - first_unit) : 0;
-    float low_mine = 0.0f, high_mine = 0.0f;  // of the shared expert, in the t-th lane of a quad: of the t-th tile
-    if (kDownSlices && !dense) {
+    if (kTogether && !dense) {
       constexpr int kEach = kPerWarp / 2;
-      const Fp8Lane mine;
-      take_fp8_tiles(ring, mine, ptx::smem_addr(sh.feed), own_rows / 16, sh, low_mine, high_mine);  // before the words
       uint4 raw[kEach];
       float4 x[kEach];
       auto at = [&](int i) { return min((int)first_unit * 16 + i * 32 + lane, TOPK * INTER / 4 - 1); };
@@ -1881,7 +1897,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         }
       } else {
         const Fp8Lane mine;
-        if (kTogether && !kDownSlices) take_fp8_tiles(ring, mine, act + kFeed, own_rows / 16, sh, low_mine, high_mine);
         Fp4Vector vector;
         vector.load(act + first_unit * 128, 128, units);
 #pragma unroll 1
@@ -1898,7 +1913,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               [&](int i) { return base(i) + kDownUnits * mxfp4::kUnitWeightBytes + (first_unit + i) % kDownUnits * mxfp4::kUnitScaleBytes; },
               low_row, high_row);
           if (!kTogether) take_fp8_run(ring, mine, act + kFeed, SHARED_INTER / 128, low_feed, high_feed);
-          const float feed_undo = kDownSlices ? 1.0f : undo;
+          const float feed_undo = kTogether ? 1.0f : undo;
           store_sums(sh, half + tile, fmaf(quad_sum(low_row), undo * mxfp4::kDecodeBias, low_feed * feed_undo),
                      fmaf(quad_sum(high_row), undo * mxfp4::kDecodeBias, high_feed * feed_undo));
         }
