@@ -259,11 +259,11 @@ def _attend(
 def _route(
     shape: LatentShape, routed: RoutedModel, h: torch.Tensor, forced: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Chosen experts, their weights, and the margin of the choice."""
+    """Chosen experts (the lower index among equals), their weights, and the margin of the choice."""
     scores = torch.sigmoid(routed.router.to(h.dtype) @ h)
     margin = float("inf")
     if forced is None:
-        ordered = (scores + routed.correction.to(h.dtype)).sort(descending=True)
+        ordered = (scores + routed.correction.to(h.dtype)).sort(descending=True, stable=True)
         chosen = ordered.indices[: shape.top_k]
         if shape.top_k < shape.experts:
             margin = float(ordered.values[shape.top_k - 1] - ordered.values[shape.top_k])

@@ -34,14 +34,19 @@ def simulated(
     positions: list[int],
     *,
     forced: bool = False,
+    tied: bool = False,
     lanes: list[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Run the kernel on the CPU at ``positions``, one launch after the other on the same scratch memory; compare with
-    float64, return the logits. ``lanes`` gets what the last step recorded."""
+    float64, return the logits. ``tied``: all experts have the same score. ``lanes`` gets what the last step recorded."""
     library = build("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(shape, plan))
     assert library.shared_bytes() <= persistent_latent.shared_bytes(shape, plan)
     generator = torch.Generator().manual_seed(1)
     model = latent_reference.random_model(shape, generator)
+    for layer in model.layers:
+        if tied and layer.routed is not None:
+            layer.routed.router.zero_()
+            layer.routed.correction.fill_(0.25)
     weights = latent_reference.pack_model(shape, model)
     rope = rope_table(CAPACITY, shape.rope, persistent_latent_bench.THETA)
     buffers = persistent_latent.make_buffers(shape, plan, weights, CAPACITY, rope, torch.device("cpu"))
@@ -104,7 +109,7 @@ def test_the_cpu_converts_every_code_as_torch_does(build_kernel: Build) -> None:
         (TINY, 16, 16, [1]),
         (BARE, 16, 8, [0, 47]),  # heads of several CTAs; together: the shared expert's activations have a scale a unit
         (TILES, 9, 8, [20]),  # out's vector stays in registers from tile to tile, the query's does not fit
-        (replace(BARE, layers=2, heads=4, top_k=8, inter=256, shared_inter=256, q_lora=384), 16, 8, [3]),
+        (replace(BARE, hidden=2048, top_k=8, inter=256, shared_inter=256, q_lora=384), 16, 8, [3]),
     ],
 )
 def test_source_on_the_cpu_equals_float64(
@@ -116,6 +121,14 @@ def test_source_on_the_cpu_equals_float64(
 def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kernel: Build) -> None:
     plan = replace(plan_for(TINY, 7), in_flight=0, claim_head=False, evict_first=False, lanes=True)
     simulated(build_kernel, TINY, plan, [1, 47], forced=True)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_choice_among_many_experts(build_kernel: Build, tied: bool) -> None:
+    """Eight experts a lane of the router's warp; the lower index among equals."""
+    shape = replace(BARE, layers=1, experts=256, top_k=8)
+    logits = simulated(build_kernel, shape, plan_for(shape, 16), [3], tied=tied)
+    assert len(logits) == 1
 
 
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
