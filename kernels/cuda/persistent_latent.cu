@@ -12,7 +12,8 @@
 // last one's. Nobody overwrites a word that is still to be read: a place of layer n + 1 is written after reading something that every CTA
 // publishes between its reads of layer n and that writing. Every CTA owns rows of the residual, so x_in, x_mid, and in layers with experts the
 // expert activations, come from all of them: each is such a point. Loads of a CTA are complete before its next named barrier, which stands before what
-// it publishes next; the router's warp is no part of that barrier, but consumers wait for its choice before they publish expert activations.
+// it publishes next; the router's warp is no part of that barrier, but consumers wait for its choice before they publish expert activations, and it
+// publishes scores when every warp of its CTA has all its words of x_mid.
 // So a launch needs of its scratch only that it is left as the last launch left it, or all words 3 before the first.
 //
 // Who owns what:
@@ -21,7 +22,10 @@
 //   - GRID / HEADS CTAs serve a head: its rows of the query, and a part of its cached positions each. Absorbing is linear: who has sixteen rows of
 //     the query multiplies them at once with their columns of the key half of kv_b, and attention adds these parts. Nobody waits for a whole query;
 //   - a CTA scores two experts or so: it has every row of their router, and multiplies before it knows the RMS factor of what it multiplies;
-//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K.
+//   - the shared (or dense) FFN needs no routing: its gate-up goes before the choice of experts is known, in quarters of K, the shared expert's down
+//     as well;
+//   - a warp has the same 64 columns of eight (of sixteen) times that in every vector, but for attention and down: it waits for its own part, scales it
+//     by a power of two of its own and keeps it to itself, so no barrier stands between words and products. RMS factors come to the rows' sums.
 //
 // Arithmetic: FP8 weights exact in fp16 against fp16 activations under a power of two; MXFP4 as in mxfp4.cuh; bf16 weights
 // (absorbed halves, head) by mma.m16n8k16 on activations split into two bf16 numbers; fp32 sums; the latent cache is rounded to bf16.
@@ -58,6 +62,12 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+// 2 to the power of value; what is too small for a normal number is 0, so no range is looked at.
+__device__ __forceinline__ float power_of_two(float value) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+  return power;
 }
 __device__ __forceinline__ u64 cycles() {
   u64 value;
@@ -905,14 +915,14 @@ struct Attention {
       if (i >= there) dot[i] = kNone;
       larger = fmaxf(larger, dot[i]);
     }
-    const float rescale = exp2f(maximum - larger);
+    const float rescale = ptx::power_of_two(maximum - larger);
     maximum = larger;
     denominator *= rescale;
 #pragma unroll
     for (int d = 0; d < 16; ++d) out[d] *= rescale;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const float p = exp2f(dot[i] - larger);
+      const float p = ptx::power_of_two(dot[i] - larger);
       denominator += p;
 #pragma unroll
       for (int d = 0; d < 16; ++d) out[d] = fmaf(p, x[i][d], out[d]);
@@ -1473,7 +1483,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
 #pragma unroll
         for (int i = 0; i < kEach; ++i)
           if (joiner + i * kJoiners < (int)kAbsorbSteps) sum = sum_of(sum, numbers(raw[i + 1]));
-        *reinterpret_cast<float4*>(joined + 4 * tid) = sum;
+        *reinterpret_cast<float4*>(joined + 4 * tid) = make_float4(sum.x * to_log2, sum.y * to_log2, sum.z * to_log2, sum.w * to_log2);
         if (warp == WARPS - 2) {
           if (lane < ROPE / 4) *reinterpret_cast<float4*>(sh.query + 4 * lane) = numbers(raw[0]);
           __syncwarp();
@@ -1490,10 +1500,10 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       Attention mine;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        float4 v = *reinterpret_cast<const float4*>(joined + 128 * c + 4 * lane);
 #pragma unroll
-        for (int j = 0; j < kJoiners; ++j) v = sum_of(v, *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane));
-        mine.q[4 * c] = v.x * to_log2, mine.q[4 * c + 1] = v.y * to_log2, mine.q[4 * c + 2] = v.z * to_log2, mine.q[4 * c + 3] = v.w * to_log2;
+        for (int j = 1; j < kJoiners; ++j) v = sum_of(v, *reinterpret_cast<const float4*>(joined + j * KV_LORA + 128 * c + 4 * lane));
+        mine.q[4 * c] = v.x, mine.q[4 * c + 1] = v.y, mine.q[4 * c + 2] = v.z, mine.q[4 * c + 3] = v.w;
       }
       mine.q[16] = sh.query[lane], mine.q[17] = sh.query[ROPE / 2 + lane];
       const Share cached = positions(position);
@@ -1512,10 +1522,8 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
               x[i][4 * c] = ptx::bf16_low(raw.x), x[i][4 * c + 1] = ptx::bf16_high(raw.x);
               x[i][4 * c + 2] = ptx::bf16_low(raw.y), x[i][4 * c + 3] = ptx::bf16_high(raw.y);
             }
-            // the rotated part: a word holds two neighbours, a lane takes its half
-            const u32 first = ptx::lds32(at + (KV_LORA + (lane & ~1)) * 2), second = ptx::lds32(at + (KV_LORA + ROPE / 2 + (lane & ~1)) * 2);
-            x[i][16] = lane & 1 ? ptx::bf16_high(first) : ptx::bf16_low(first);
-            x[i][17] = lane & 1 ? ptx::bf16_high(second) : ptx::bf16_low(second);
+            x[i][16] = ptx::bf16_low(ptx::lds16(at + (KV_LORA + lane) * 2));
+            x[i][17] = ptx::bf16_low(ptx::lds16(at + (KV_LORA + ROPE / 2 + lane) * 2));
           }
           mine.take(x, ((int)count - warp + WARPS - 1) / WARPS);
         }
@@ -1548,7 +1556,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       for (int w = 1; w < WARPS; ++w) top = fmaxf(top, sh.peaks[w]);
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) {
-        factor[w] = exp2f(sh.peaks[w] - top);
+        factor[w] = ptx::power_of_two(sh.peaks[w] - top);
         total = fmaf(sh.sums[w], factor[w], total);
       }
       u32* partial = partials + (u64)cta * kPartial;  // cta = served * kGroup + sub
@@ -1589,7 +1597,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       float top = lane < kGroup ? number(raw[0].x) : kNone;
 #pragma unroll
       for (int mask = 16; mask > 0; mask >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, mask));
-      const float mine = lane < kGroup ? exp2f(number(raw[0].x) - top) : 0.0f;
+      const float mine = lane < kGroup ? ptx::power_of_two(number(raw[0].x) - top) : 0.0f;
       const float inverse = __fdividef(1.0f, warp_sum(mine * number(raw[0].y)));
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll

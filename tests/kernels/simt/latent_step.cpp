@@ -9,6 +9,7 @@ inline u32 f16_of_code(u32 code) {
   return bits_as<u16>((_Float16)(code & 0x80 ? -magnitude : magnitude));
 }
 inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+inline float power_of_two(float value) { return std::exp2(value); }
 inline u64 cycles() { return globaltimer(); }
 inline void f16_of_e4m3(u32 word, u32& first, u32& second) {
   first = f16_of_code(word & 0xff) | f16_of_code(word >> 8 & 0xff) << 16;

@@ -127,8 +127,7 @@ def test_source_on_the_cpu_with_forced_experts_and_choices_taken_back(build_kern
 def test_the_choice_among_many_experts(build_kernel: Build, tied: bool) -> None:
     """Eight experts a lane of the router's warp; the lower index among equals."""
     shape = replace(BARE, layers=1, experts=256, top_k=8)
-    logits = simulated(build_kernel, shape, plan_for(shape, 16), [3], tied=tied)
-    assert len(logits) == 1
+    simulated(build_kernel, shape, plan_for(shape, 16), [3], tied=tied)
 
 
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
