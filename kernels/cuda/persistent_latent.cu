@@ -522,7 +522,7 @@ __device__ __forceinline__ void await_words(Shared& sh, T (&word)[COUNT], u32 ta
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) word[i] = load(i);
 #if STAMPS
-  if (__ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag)) != 1) mark(sh, kAnswered);  // the ballot waits for the answer
+  if (__ballot_sync(0xffffffffu, is_late(word[COUNT - 1], tag)) != 1) mark(sh, kAnswered);  // all but always; so that the clock is read behind the answer
 #endif
 #pragma unroll 1
   for (;;) {
