@@ -166,35 +166,35 @@ def test_what_the_ladder_predicted_of_the_larger_models(large: dict[str, Facts],
     assert wide.differs.startswith("under-fill +")
 
 
-def test_one_launch_a_step_is_the_fastest_way_through_the_latent_rank_and_far_from_the_roof(
+def test_one_launch_a_step_is_the_fastest_way_through_the_latent_rank_and_half_way_to_the_roof(
     latent: dict[str, Facts],
 ) -> None:
     for name, tok_s in {
-        "graph": 13.53,
-        "splitk-overlap": 119.4,
-        "splitk-overlap-alone": 145.9,
-        "livequant-fused": 118.9,
-        "persistent": 191.2,
-        "persistent-ahead": 195.6,
-        "persistent-alone": 255.9,
-        "splitk-4": 219.0,
-        "livequant-fused-8": 289.1,
+        "graph": 13.51,
+        "splitk-overlap": 117.4,
+        "splitk-overlap-alone": 146.2,
+        "livequant-fused": 119.4,
+        "persistent": 277.8,
+        "persistent-ahead": 285.3,
+        "persistent-alone": 404.6,
+        "splitk-4": 223.3,
+        "livequant-fused-8": 280.7,
     }.items():
         facts = latent[name]
         assert facts.tok_s is not None
         assert facts.tok_s.value == pytest.approx(tok_s, rel=0.002), name
         assert facts.tok_s.tag == ("modelled" if name[-1].isdigit() else "measured")
-    for end, gain in (("", 1.60), ("-alone", 1.75)):
+    for end, gain in (("", 2.37), ("-alone", 2.77)):
         assert ms(latent[f"splitk-overlap{end}"]) / ms(latent[f"persistent{end}"]) == pytest.approx(gain, abs=0.01)
-    for name, share in {"splitk-overlap": 0.137, "persistent": 0.220, "persistent-alone": 0.294}.items():
+    for name, share in {"splitk-overlap": 0.135, "persistent": 0.320, "persistent-alone": 0.466}.items():
         assert ms(latent[name], "floor") / ms(latent[name]) == pytest.approx(share, abs=0.002), name
 
 
 def test_bytes_of_the_latent_rank_are_those_of_the_model(latent: dict[str, Facts]) -> None:
     for name, facts in latent.items():
-        if name in ("graph", "splitk-overlap"):  # a full buffer, and the capture after it
-            assert facts.step_counters.read_bytes is None
-            assert "damaged" in {check.id for check in facts.verdict.checks}
+        if name == "graph":  # it expands the chosen experts in every step, and torch reads and writes more than it needs to
+            assert facts.step_counters.read_bytes == pytest.approx(48.1e9, rel=0.01)
+            assert ms(facts, "over-fetch") == pytest.approx(26.4, rel=0.01)
             continue
         assert read_over_model(facts) == pytest.approx(1, abs=0.02 if "-8" not in name else 0.08), name
         assert facts.floor is not None
@@ -243,3 +243,8 @@ def test_decoding_four_bits_is_most_of_what_a_wide_step_costs_above_the_floor(sl
         above = ms(high) - ms(low) - (ms(high, "floor") - ms(low, "floor"))
         decoding = ms(high, "instruction-bound") - ms(low, "instruction-bound")
         assert decoding / above == pytest.approx(share, abs=0.02), last
+
+
+def test_the_latent_step_is_known_for_a_kernel_that_streams_weights(latent: dict[str, Facts]) -> None:
+    compute = next(cause for cause in latent["persistent-alone"].accounting.causes if cause.name == "compute")
+    assert compute.note.startswith("latent_step: beyond the floor")

@@ -12,7 +12,7 @@ embedding, routing, reductions, element by element."""
 
 PRODUCT = re.compile(
     r"gemm|gemv|skinny|nvjet|matmul|cutlass|cublas(?!Lt::splitKreduce)|wgmma|xmma|moe|expert|gate_up|down_kernel|"
-    r"attention|flash|fmha|mla_|_mla|gqa|decode|fused_kernel|lm_head|splitk|linear|Cijk_|_fwd_kernel|persistent|mmha",
+    r"attention|flash|fmha|mla_|_mla|gqa|decode|fused_kernel|lm_head|splitk|linear|Cijk_|_fwd_kernel|persistent|latent_step|mmha",
     re.IGNORECASE,
 )
 _NOT_PRODUCT = re.compile(

@@ -335,15 +335,15 @@ def test_one_launch_scores_the_glm_slice_as_the_eager_rung(layers: int, collecti
         fill_context(one, context)
     tokens = torch.tensor([[17]], device=device)
     want = eager.score(tokens)
+    tolerance = TOLERANCE * max(1, layers / 4) ** 0.5  # eager rounds to bf16 between all operators: its own error grows
     for one in (forward, forward.laned()):
         fill_context(one, context)
         result = agreement(one.score(tokens), want)
-        # eager rounds to bf16 between all operators: its own error grows with the layers
-        assert passed(result, TOLERANCE * max(1, layers / 4) ** 0.5), result
+        assert passed(result, tolerance), result
         for got_slabs, wanted_slabs in zip(one.caches(), eager.caches(), strict=True):
             for got, wanted in zip(got_slabs, wanted_slabs, strict=True):
                 if wanted.shape[2]:
                     new, old = got[:, context].float(), wanted[:, context].float()
-                    assert float((new - old).norm() / old.norm()) < TOLERANCE
+                    assert float((new - old).norm() / old.norm()) < tolerance
     with pytest.raises(InputError, match="2 tokens a step"):
         forward.score(torch.zeros(1, 2, dtype=torch.int64, device=device))
