@@ -6,9 +6,7 @@ included: bytes / time is what a decode step would see.
 """
 
 import argparse
-import ctypes
 import functools
-import json
 import os
 import statistics
 import sys
@@ -21,186 +19,13 @@ from typing import Any
 import torch
 
 from workbench.kernels import mxfp4_columns, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, mxfp4_tiles, nvrtc
-from workbench.kernels.budget import Budget, DeviceHangError, leave, save, wait
-from workbench.kernels.mxfp4_cuda import ExpertPass, ExpertShape, ExpertWeights, Plan
-from workbench.kernels.mxfp4_one_token import OneTokenPass, OneTokenPlan
+from workbench.kernels.bench_jobs import Job, Report, end, new_report, run_jobs
+from workbench.kernels.bench_times import graph_times, read_roof
+from workbench.kernels.budget import Budget, wait
+from workbench.kernels.mxfp4_cases import GLM, GLM_RANK, GPT_OSS, NAMES, QWEN, SMS, AnyPlan, build_passes, check
+from workbench.kernels.mxfp4_cuda import ExpertShape, ExpertWeights
+from workbench.kernels.mxfp4_one_token import OneTokenPlan
 from workbench.kernels.mxfp4_stream import Stream, StreamPlan, compile_stream
-
-GPT_OSS = ExpertShape(2880, 2880, 128, 4, clamp=True, bias=True)
-GPT_OSS_20B = ExpertShape(2880, 2880, 32, 4, clamp=True, bias=True)
-GLM = ExpertShape(6144, 2048, 256, 8)
-GLM_RANK = ExpertShape(6144, 256, 256, 8)
-QWEN = ExpertShape(2048, 768, 128, 8)
-SMS = 132  # of an H200; what is compiled ahead is for one card
-NAMES = {
-    GPT_OSS: "gpt-oss-120b",
-    GPT_OSS_20B: "gpt-oss-20b",
-    GLM: "glm-5.2",
-    GLM_RANK: "glm-5.2/tp8",
-    QWEN: "qwen3-30b-a3b",
-}
-
-
-def checkpoint(shape: ExpertShape, experts: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Random experts in the checkpoint's packing, with scales that give outputs of order one."""
-
-    def draw(*size: int, low: int = 0, high: int = 256) -> torch.Tensor:
-        return torch.randint(low, high, size, generator=generator, dtype=torch.uint8, device=generator.device)
-
-    two, h, i = 2 * shape.inter, shape.hidden, shape.inter
-    result = {
-        "gate_up": draw(experts, two, h // 32, 16),
-        "gate_up_scales": draw(experts, two, h // 32, low=117, high=122),
-        "down": draw(experts, h, i // 32, 16),
-        "down_scales": draw(experts, h, i // 32, low=117, high=122),
-    }
-    if shape.bias:
-        for name, size in (("gate_up_bias", two), ("down_bias", h)):
-            result[name] = torch.randn(experts, size, generator=generator, device=generator.device).to(torch.bfloat16)
-    return result
-
-
-AnyPlan = Plan | OneTokenPlan
-AnyPass = ExpertPass | OneTokenPass
-
-
-def build_passes(shape: ExpertShape, tokens: int, plan: AnyPlan | None, split: bool) -> list[AnyPass]:
-    """The pass that ``plan`` is of, the default's where there is none; ``split``: its halves as two launches."""
-    if isinstance(plan, OneTokenPlan):
-        return [OneTokenPass(shape, plan=plan)]
-    runs = [ExpertPass(shape, tokens, plan=plan, phases=p) for p in (("gate_up", "down") if split else ("both",))]
-    for other in runs[1:]:
-        other.inter = runs[0].inter
-    return [*runs]
-
-
-def packed(shape: ExpertShape, source: dict[str, torch.Tensor], plan: AnyPlan | None = None) -> ExpertWeights:
-    """The checkpoint re-laid out as ``plan``'s pass wants it; gpt-oss alternates gate and up rows, the others stack
-    them."""
-    order: mxfp4_tiles.Rows = "interleaved" if shape.clamp else "halves"
-    biases = (
-        (mxfp4_tiles.pack_bias(source["gate_up_bias"], order=order), source["down_bias"])
-        if shape.bias
-        else (None, None)
-    )
-    gate_up = mxfp4_tiles.pack_tiles(source["gate_up"], source["gate_up_scales"], order=order)
-    if isinstance(plan, OneTokenPlan):
-        down = (source["down"], source["down_scales"])
-        return ExpertWeights(*mxfp4_one_token.relayout(plan, gate_up, down), *biases)
-    return ExpertWeights(gate_up, mxfp4_tiles.pack_tiles(source["down"], source["down_scales"]), *biases)
-
-
-def relative(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Norm of the difference over norm of the reference; NaN never passes."""
-    error = (value.to(torch.float64) - reference).norm() / reference.norm()
-    return float(error) if bool(torch.isfinite(error)) else float("inf")
-
-
-def check(
-    shape: ExpertShape, tokens: int, plan: AnyPlan | None = None, *, seed: int = 0, split: bool = False
-) -> dict[str, Any]:
-    """Compare one pass with float64. ``inter`` may err by its rounding to bf16 and 1e-5 of its largest element;
-    ``out`` is compared given the kernel's own ``inter``, so fp32 summation is all it errs by.
-
-    ``split`` runs the two halves as two launches.
-    """
-    experts = min(shape.experts, 12)
-    small = ExpertShape(**{**asdict(shape), "experts": experts})
-    generator = torch.Generator("cuda").manual_seed(seed)
-    source = checkpoint(small, experts, generator)
-    weights = packed(small, source, plan)
-    x = (torch.randn(tokens, shape.hidden, generator=generator, device="cuda") * 3).to(torch.bfloat16)
-    x[:, 5] *= 300  # an outlier channel
-    ids = torch.stack(
-        [torch.randperm(experts, generator=generator, device="cuda")[: shape.top_k] for _ in range(tokens)]
-    ).to(torch.int32)
-    routing = torch.rand(tokens, shape.top_k, generator=generator, device="cuda") + 0.1
-    runs = build_passes(small, tokens, plan, split)
-    lanes = None
-    if runs[0].plan.lanes:
-        lanes = torch.zeros(runs[0].lane_words, dtype=torch.int64, device="cuda")
-    outs = []
-    for _ in range(3):
-        out = torch.full((tokens, shape.hidden), float("nan"), device="cuda")
-        if isinstance(runs[0], OneTokenPass) or runs[0].plan.exchange == "counters":
-            runs[0].inter.fill_(float("nan"))
-        for run in runs:
-            run.run(x, ids, routing, weights, out, lanes=lanes)
-        wait("check")
-        for run in runs:
-            run.check()
-        outs.append(out)
-    slots = mxfp4_cuda.slot_order(ids)  # of one token: its choices, which differ
-    inter = runs[0].activation()
-    expected = torch.zeros(tokens, shape.hidden, dtype=torch.float64, device="cuda")
-    worst, equal, excess = 0.0, 1.0, 0.0
-    for slot, expert in enumerate(slots):
-        full = mxfp4_cuda.dequantise(source["gate_up"][expert], source["gate_up_scales"][expert])
-        bias = source["gate_up_bias"][expert] if shape.bias else None
-        pick = (
-            (slice(0, None, 2), slice(1, None, 2)) if shape.clamp else (slice(0, shape.inter), slice(shape.inter, None))
-        )
-        biases = (None, None) if bias is None else (bias[pick[0]], bias[pick[1]])
-        h = mxfp4_cuda.reference_inter(small, x, full[pick[0]], full[pick[1]], *biases)
-        worst = max(worst, relative(inter[slot], h))
-        beyond = ((inter[slot].to(torch.float64) - h).abs() - h.abs() * 2.0**-8).max() / h.abs().max()
-        excess = max(excess, float(beyond) if bool(torch.isfinite(beyond)) else float("inf"))
-        equal = min(equal, float((inter[slot] == h.to(torch.bfloat16)).double().mean()))
-        y = (
-            inter[slot].to(torch.float64)
-            @ mxfp4_cuda.dequantise(source["down"][expert], source["down_scales"][expert]).T
-        )
-        if shape.bias:
-            y = y + source["down_bias"][expert].to(torch.float64)
-        chosen = ((ids == expert) * routing.to(torch.float64)).sum(dim=1)
-        expected += chosen[:, None] * y
-    return {
-        "shape": NAMES[shape],
-        "tokens": tokens,
-        "slots": len(slots),
-        "inter_relative": worst,
-        "inter_equal_bf16": equal,
-        "inter_beyond_rounding": excess,
-        "out_relative": max(relative(out, expected) for out in outs),
-        "repeatable": all(torch.equal(outs[0], out) for out in outs),
-        "ok": excess < 1e-5 and max(relative(out, expected) for out in outs) < 2e-6,
-    }
-
-
-def measure(replay: Callable[[], None], *, repeats: int = 15, warm: int = 3) -> list[float]:
-    """Microseconds of each of ``repeats`` calls, by events."""
-    for _ in range(warm):
-        replay()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        replay()
-        end.record()
-        wait("timing")
-        times.append(start.elapsed_time(end) * 1e3)
-    return times
-
-
-def read_roof() -> dict[str, Any]:
-    """The best read bandwidth of a plain streaming kernel over 6 GiB, bytes a second."""
-    data = torch.empty(6 << 30, dtype=torch.uint8, device="cuda")
-    data.view(torch.int32).random_()
-    sink = torch.zeros(1, dtype=torch.int32, device="cuda")
-    rows = []
-    for unroll in (4, 8):
-        kernel = nvrtc.Kernel(nvrtc.compile_kernel("read_roof.cu", "read_roof", {"UNROLL": unroll}))
-        for ctas in (264, 528, 1056, 2112):
-            args: list[nvrtc.Argument] = [
-                ctypes.c_void_p(data.data_ptr()),
-                ctypes.c_ulonglong(data.numel() // 16),
-                ctypes.c_void_p(sink.data_ptr()),
-            ]
-            stream = torch.cuda.current_stream().cuda_stream
-            times = measure(functools.partial(kernel.launch, ctas, 512, stream, args), repeats=5, warm=1)
-            rate = data.numel() / (statistics.median(times) * 1e-6)
-            rows.append({"unroll": unroll, "ctas": ctas, "bytes_per_s": rate})
-    return {"best": max(row["bytes_per_s"] for row in rows), "rows": rows}
 
 
 def random_layers(shape: ExpertShape, layers: int, experts: int, pairs: int = 0) -> list[ExpertWeights]:
@@ -266,13 +91,7 @@ def time_variant(
     wait("first step")
     for run in runs:
         run.check()
-    graphs = []
-    for steps in (1, 3):
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            for _ in range(steps):
-                step()
-    times, longer = (measure(graph.replay) for graph in graphs)
+    times, more = graph_times(step)
     for run in runs:
         run.check()
     distinct = statistics.mean(len(mxfp4_cuda.slot_order(choice)) for choice in choices)
@@ -287,7 +106,7 @@ def time_variant(
         "distinct": distinct,
         "bytes": total,
         "us": us,
-        "us_more": (statistics.median(longer) - statistics.median(times)) / (2 * launches),
+        "us_more": more / launches,
         "us_spread": [min(times) / launches, max(times) / launches],
         "bytes_per_s": total / (us * 1e-6),
         "plan": asdict(runs[0].plan),
@@ -310,13 +129,7 @@ def time_stream(
 
     step()
     wait("first step")
-    graphs = []
-    for steps in (1, 3):
-        graphs.append(torch.cuda.CUDAGraph())
-        with torch.cuda.graph(graphs[-1]):
-            for _ in range(steps):
-                step()
-    times, longer = (measure(graph.replay) for graph in graphs)
+    times, more = graph_times(step)
     us, total = statistics.median(times) / launches, shape.bytes_floor(shape.top_k)
     return {
         "shape": NAMES[shape],
@@ -324,7 +137,7 @@ def time_stream(
         "distinct": float(shape.top_k),
         "bytes": total,
         "us": us,
-        "us_more": (statistics.median(longer) - statistics.median(times)) / (2 * launches),
+        "us_more": more / launches,
         "us_spread": [min(times) / launches, max(times) / launches],
         "bytes_per_s": total / (us * 1e-6),
         "plan": asdict(plan),
@@ -406,11 +219,8 @@ def next_streams() -> dict[str, StreamPlan]:
     }
 
 
-Job = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]  # kind, what to say of it if it fails, work
-
-
-def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
-    """What is run, the most telling first, of kind ``check``, ``roof`` or ``time``; ``following``: the next round."""
+def _jobs(report: Report, following: bool) -> list[Job]:
+    """What is run, the most telling first; ``following``: the next round."""
     base = mxfp4_cuda.make_plan(GPT_OSS, 1)
     held: dict[tuple[ExpertShape, int], list[ExpertWeights]] = {}
 
@@ -422,36 +232,34 @@ def _jobs(report: dict[str, Any], following: bool) -> list[Job]:
         return held[shape, pairs]
 
     def checked(shape: ExpertShape, tokens: int, **options: Any) -> Job:
-        name = {"shape": NAMES[shape], "tokens": tokens}
-        return "check", name, lambda: check(shape, tokens, seed=tokens, **options)
+        name = f"{NAMES[shape]}, {tokens} token(s)"
+        return "checks", name, functools.partial(check, shape, tokens, seed=tokens, **options)
+
+    def share(name: str, row: dict[str, Any]) -> dict[str, Any]:
+        return {"variant": name, **row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
 
     def timed(name: str, shape: ExpertShape, tokens: int, options: dict[str, Any]) -> Job:
         def run() -> dict[str, Any]:
             plan = options.get("plan")
             layers = layers_of(shape, plan.warps if isinstance(plan, OneTokenPlan) else 0)
-            row = {"variant": name, **time_variant(shape, tokens, layers, **options)}
-            return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
+            return share(name, time_variant(shape, tokens, layers, **options))
 
-        return "time", {"variant": name, "shape": NAMES[shape], "tokens": tokens}, run
+        return "timings", name, run
 
     def read(name: str, plan: StreamPlan) -> Job:
-        def run() -> dict[str, Any]:
-            row = {"variant": name, **time_stream(GPT_OSS, layers_of(GPT_OSS), plan)}
-            return {**row, "share_of_roof": row["bytes_per_s"] / report["roof"]["best"]}
-
-        return "time", {"variant": name, "shape": NAMES[GPT_OSS], "tokens": 1}, run
+        return "timings", name, lambda: share(name, time_stream(GPT_OSS, layers_of(GPT_OSS), plan))
 
     if following:
         checks = [checked(shape, tokens, plan=plan) for shape, tokens, plan in next_checked()]
         streams = [read(*row) for row in next_streams().items()]
         rows = [timed(*row) for row in next_variants()]
-        return [*checks, ("roof", {}, read_roof), *rows, *streams]
+        return [*checks, ("roof", "roof", read_roof), *rows, *streams]
     rows = [timed(*row) for row in variants()]
     first = [index for index, row in enumerate(variants()) if row[1] is GPT_OSS and row[2] == 1][:7]
     rest = [index for index in range(len(rows)) if index not in first]
     return [
         checked(GPT_OSS, 1),
-        ("roof", {}, read_roof),
+        ("roof", "roof", read_roof),
         *(rows[index] for index in first),
         *(checked(GPT_OSS, tokens) for tokens in (2, 4, 8, 3)),
         checked(GPT_OSS, 1, plan=replace(base, exchange="counters", combine="atomic")),
@@ -515,20 +323,18 @@ def compile_all(following: bool = False) -> int:
         return len(list(pool.map(lambda job: job(), jobs)))
 
 
-def _print_table(report: dict[str, Any], failed: int) -> None:
+def _print_table(report: Report) -> None:
     roof = report["roof"].get("best", float("nan")) / 1e12
     print(f"{report['device']}, torch {report['torch']}, {report['wall_s']:.0f} s; read roof {roof:.3f} TB/s")
-    print(
-        f"checks: {len(report['checks']) - failed} of {len(report['checks'])} pass; not run: {report['not_run']} jobs"
-    )
+    print(f"checks: {sum(row['ok'] for row in report['checks'])} of {len(report['checks'])} pass")
     heads = f"{'distinct':>8} {'MB':>6} {'us':>7} {'TB/s':>6} {'roof':>6} {'us more':>7} {'roof':>6}"
     heads += f" {'regs':>4} {'local':>5}"
     print(f"{'shape':14} {'T':>2} {'variant':30} {heads}")
     for row in report["timings"]:
-        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:30}"
         if "error" in row:
-            print(f"{head} {row['error'][:90]}")
+            print(f"{row['variant']}: {row['error'][:100]}")
             continue
+        head = f"{row['shape']:14} {row['tokens']:2} {row['variant']:30}"
         rates = f"{row['us']:7.2f} {row['bytes_per_s'] / 1e12:6.3f} {row['share_of_roof']:6.1%}"
         rates += f" {row['us_more']:7.2f} {row['bytes'] / row['us_more'] / 1e6 / roof:6.1%}"
         static = f"{row['registers']:4} {row['local_bytes']:5}"
@@ -547,47 +353,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--next", action="store_true", help="the next round's variants of docs/kernels-cuda.md instead")
     options = parser.parse_args(arguments)
     if options.compile_only:
-        print(
-            f"{compile_all(options.next)} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported"
-        )
+        count = compile_all(options.next)
+        print(f"{count} kernels compiled, {nvrtc.export(Path(options.compile_only))} cubins exported")
         return 0
     budget = Budget(options.seconds)
     torch.manual_seed(1)
-    report: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "checks": [],
-        "timings": [],
-        "roof": {},
-        "not_run": 0,
-    }
-    budget.note(f"{report['device']}, torch {report['torch']}")
-    budget.note(f"{compile_all(options.next)} kernels compiled")
-    failed, hung = 0, False
+    report = new_report(budget, compile_all(options.next))
     jobs = _jobs(report, options.next)
-    for done, (kind, name, job) in enumerate(jobs):
-        if budget.left < 2 or hung:
-            report["not_run"] = len(jobs) - done
-            break
-        try:
-            row = job()
-        except DeviceHangError as error:
-            row, hung = {**name, "ok": False, "error": str(error)}, True
-        except Exception as error:  # one failure must not hide the others
-            row = {**name, "ok": False, "error": f"{type(error).__name__}: {error}"}
-        failed += kind == "check" and not row["ok"]
-        if kind == "roof" and "best" in row:
-            report["roof"] = row
-        elif kind != "roof":
-            report["checks" if kind == "check" else "timings"].append(row)
-        budget.note(f"{kind} {json.dumps({k: v for k, v in row.items() if k not in ('plan', 'rows', 'lanes')})}")
-        report["wall_s"] = budget.elapsed
-        save(report, "mxfp4_bench.json")
-    _print_table(report, failed)
-    if hung:
-        leave(1)
-    budget.finish()
-    return 1 if failed else 0
+    hung = run_jobs(jobs, report, budget, "mxfp4_bench.json", ("plan", "rows", "lanes"))
+    _print_table(report)
+    return end(report, budget, hung=hung)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ that of row ``16 h + 8 j + g``.
 import torch
 
 from workbench.errors import InputError
-from workbench.kernels.mxfp4_tiles import BIT_PLACES, spread_table
+from workbench.kernels.mxfp4_tiles import BIT_PLACES, check_packing, spread_table
 
 GROUP_COLUMNS = 8
 BLOCK_COLUMNS = 32
@@ -29,23 +29,11 @@ def chunk_bytes(columns: int, pairs: int) -> int:
 def pack_columns(blocks: torch.Tensor, scales: torch.Tensor, pairs: int) -> torch.Tensor:
     """Re-lay ``blocks`` and ``scales`` out for the kernel, lossless (see ``unpack_columns``).
 
-    Raises InputError for a shape the kernel cannot take, for a NaN scale (255), and for scale 0 (2^-127, subnormal in
-    fp32) over a block that is not all zeros.
+    Raises InputError for a shape the kernel cannot take, and as ``check_packing``.
     """
-    if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
-        raise InputError(f"blocks and scales must be uint8, not {blocks.dtype} and {scales.dtype}")
-    if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
-        raise InputError(
-            f"blocks must be [experts, rows, groups, 16] and scales [experts, rows, groups], "
-            f"not {tuple(blocks.shape)} and {tuple(scales.shape)}"
-        )
-    experts, rows, columns = blocks.shape[0], blocks.shape[1], blocks.shape[2] * BLOCK_COLUMNS
+    experts, rows, columns = check_packing(blocks, scales)
     if pairs < 1 or rows % (pairs * PAIR_ROWS):
         raise InputError(f"rows must be a multiple of {pairs} * {PAIR_ROWS}, not {rows}")
-    if bool((scales == 255).any()):
-        raise InputError("scales: 255 is NaN in E8M0; the checkpoint block is invalid")
-    if bool(((scales == 0) & ((blocks & 0x77) != 0).any(dim=3)).any()):
-        raise InputError("scales: 0 (2^-127) over a non-zero block is below the kernel's range; requantise the block")
     chunks = rows // (pairs * PAIR_ROWS)
     spread = spread_table().to(blocks.device)
     out = torch.empty(experts, chunks, chunk_bytes(columns, pairs), dtype=torch.uint8, device=blocks.device)

@@ -262,6 +262,17 @@ def check_weights(shape: ExpertShape, weights: ExpertWeights, device: torch.devi
         _expect("down_bias", weights.down_bias, torch.bfloat16, (shape.experts, shape.hidden), device)
 
 
+def hopper(device: torch.device | str) -> tuple[torch.device, int]:
+    """The device, with its index, and how many multiprocessors it has. Raises UnfitError unless it is an sm_90."""
+    if not torch.cuda.is_available():
+        raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
+    found = torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
+    properties = torch.cuda.get_device_properties(found)
+    if (properties.major, properties.minor) != (9, 0):
+        raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
+    return found, properties.multi_processor_count
+
+
 class ExpertPass:
     """A compiled expert pass with its scratch memory, for one shape and token count on one device.
 
@@ -282,14 +293,7 @@ class ExpertPass:
         phases: Phases = "both",
         device: torch.device | str = "cuda",
     ) -> None:
-        if not torch.cuda.is_available():
-            raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
-        )
-        properties = torch.cuda.get_device_properties(self.device)
-        if (properties.major, properties.minor) != (9, 0):
-            raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
+        self.device, self.grid = hopper(device)
         self.shape, self.tokens, self.phases = shape, tokens, phases
         if plan is None:
             plan = make_plan(shape, tokens)
@@ -298,7 +302,6 @@ class ExpertPass:
         cubin = compile_pass(shape, tokens, self.plan, phases)
         torch.zeros(1, device=self.device)  # makes torch's context current
         self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, tokens, self.plan))
-        self.grid = properties.multi_processor_count
         if self.kernel.ctas_per_sm(self.plan.threads) < 1:
             raise UnfitError(
                 f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"

@@ -15,7 +15,7 @@ import torch
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import mxfp4_columns, mxfp4_lanes, mxfp4_tiles, nvrtc
 from workbench.kernels.contract import expect
-from workbench.kernels.mxfp4_cuda import COMBINE, SHARED_BYTES, Combine, ExpertShape, ExpertWeights
+from workbench.kernels.mxfp4_cuda import COMBINE, SHARED_BYTES, Combine, ExpertShape, ExpertWeights, hopper
 
 KERNEL = "mxfp4_one_token"
 _ODD = -1  # of a part that is not there yet in the first turn
@@ -136,15 +136,8 @@ class OneTokenPass:
     def __init__(
         self, shape: ExpertShape, *, plan: OneTokenPlan | None = None, device: torch.device | str = "cuda"
     ) -> None:
-        if not torch.cuda.is_available():
-            raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
-        )
-        properties = torch.cuda.get_device_properties(self.device)
-        if (properties.major, properties.minor) != (9, 0):
-            raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
-        self.shape, self.grid = shape, properties.multi_processor_count
+        self.shape = shape
+        self.device, self.grid = hopper(device)
         self.plan = plan or make_plan(shape, self.grid)
         torch.zeros(1, device=self.device)  # makes torch's context current
         cubin = compile_pass(shape, self.grid, self.plan)

@@ -46,7 +46,9 @@ def row_order(rows: int, order: Rows) -> torch.Tensor:
     return 2 * channel + is_up if order == "interleaved" else channel + is_up * (rows // 2)
 
 
-def _check(blocks: torch.Tensor, scales: torch.Tensor) -> tuple[int, int, int]:
+def check_packing(blocks: torch.Tensor, scales: torch.Tensor) -> tuple[int, int, int]:
+    """Experts, rows and columns of weights in the checkpoint's packing. Raises InputError for anything else, for a NaN
+    scale (255), and for scale 0 (2^-127, subnormal in fp32) over a block that is not all zeros."""
     if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
         raise InputError(f"blocks and scales must be uint8, not {blocks.dtype} and {scales.dtype}")
     if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
@@ -54,9 +56,11 @@ def _check(blocks: torch.Tensor, scales: torch.Tensor) -> tuple[int, int, int]:
             f"blocks must be [experts, rows, groups, 16] and scales [experts, rows, groups], "
             f"not {tuple(blocks.shape)} and {tuple(scales.shape)}"
         )
+    if bool((scales == 255).any()):
+        raise InputError("scales: 255 is NaN in E8M0; the checkpoint block is invalid")
+    if bool(((scales == 0) & ((blocks & 0x77) != 0).any(dim=3)).any()):
+        raise InputError("scales: 0 (2^-127) over a non-zero block is below the kernel's range; requantise the block")
     experts, rows, groups = blocks.shape[:3]
-    if rows % TILE_ROWS or groups % 2:
-        raise InputError(f"rows must be a multiple of 16 and columns of 64, not {rows} and {groups * 32}")
     return experts, rows, groups * 32
 
 
@@ -78,14 +82,11 @@ def pack_tiles(blocks: torch.Tensor, scales: torch.Tensor, *, order: Rows = "pla
     """Re-lay ``blocks`` and ``scales`` out for the kernel: uint8 [E, N/16, (K/64) * 544], lossless (see
     ``unpack_tiles``).
 
-    Raises InputError for a shape the kernel cannot take, for a NaN scale (255), and for scale 0 (2^-127, subnormal in
-    fp32) over a block that is not all zeros.
+    Raises InputError for a shape the kernel cannot take, and as ``check_packing``.
     """
-    experts, rows, columns = _check(blocks, scales)
-    if bool((scales == 255).any()):
-        raise InputError("scales: 255 is NaN in E8M0; the checkpoint block is invalid")
-    if bool(((scales == 0) & ((blocks & 0x77) != 0).any(dim=3)).any()):
-        raise InputError("scales: 0 (2^-127) over a non-zero block is below the kernel's range; requantise the block")
+    experts, rows, columns = check_packing(blocks, scales)
+    if rows % TILE_ROWS or columns % UNIT_K:
+        raise InputError(f"rows must be a multiple of 16 and columns of 64, not {rows} and {columns}")
     device = blocks.device
     source = row_order(rows, order).to(device)
     units, tiles = columns // UNIT_K, rows // TILE_ROWS

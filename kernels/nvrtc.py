@@ -68,6 +68,15 @@ def nvrtc_library() -> ctypes.CDLL:
     return _open(names, folders, "NVRTC", "install torch with CUDA or nvidia-cuda-nvrtc")
 
 
+def available() -> bool:
+    """Whether kernels can be compiled here."""
+    try:
+        nvrtc_library()
+    except UnfitError:
+        return False
+    return True
+
+
 @functools.cache
 def driver_library() -> ctypes.CDLL:
     """The CUDA driver."""

@@ -20,8 +20,8 @@ import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_reference
 from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
-from workbench.kernels.mxfp4_bench import measure, read_roof
 from workbench.kernels.mxfp4_tiles import UNIT_WEIGHT_BYTES
 from workbench.kernels.persistent import PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table

@@ -24,6 +24,7 @@ import torch
 from workbench.errors import UnfitError
 from workbench.kernels import fp8_tiles, latent_reference, mxfp4_tiles, nvrtc, persistent_latent
 from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.latent_reference import LatentModel, LatentResult, mxfp4_scale, reference_step
 from workbench.kernels.latent_shape import (
@@ -34,7 +35,7 @@ from workbench.kernels.latent_shape import (
     expected_layer,
     expected_model,
 )
-from workbench.kernels.mxfp4_bench import measure, read_roof, relative
+from workbench.kernels.mxfp4_cases import relative
 from workbench.kernels.persistent_latent import LatentEngine, LatentPlan
 from workbench.kernels.persistent_shape import rope_table
 

@@ -24,8 +24,8 @@ import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference, persistent_wide
 from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
-from workbench.kernels.mxfp4_bench import measure, read_roof
 from workbench.kernels.persistent import StepPlan
 from workbench.kernels.persistent_bench import GPT_OSS_20B, SMS, THETA, TINY, TOLERANCE, TWO_LAYERS, relative
 from workbench.kernels.persistent_reference import ModelWeights

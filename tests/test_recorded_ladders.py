@@ -192,7 +192,7 @@ def test_one_launch_a_step_is_the_fastest_way_through_the_latent_rank_and_half_w
 
 def test_bytes_of_the_latent_rank_are_those_of_the_model(latent: dict[str, Facts]) -> None:
     for name, facts in latent.items():
-        if name == "graph":  # it expands the chosen experts in every step, and torch reads and writes more than it needs to
+        if name == "graph":  # it expands the chosen experts in every step
             assert facts.step_counters.read_bytes == pytest.approx(48.1e9, rel=0.01)
             assert ms(facts, "over-fetch") == pytest.approx(26.4, rel=0.01)
             continue

@@ -16,15 +16,7 @@ TINY = persistent_bench.TINY
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 
 
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.nvrtc_library()
-    except UnfitError:
-        return False
-    return True
-
-
-needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(16, 16), (48, 80), (160, 32)])

@@ -39,15 +39,7 @@ THETA = persistent_latent_bench.THETA
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 
 
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.nvrtc_library()
-    except UnfitError:
-        return False
-    return True
-
-
-needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 
 
 @pytest.fixture(scope="module")

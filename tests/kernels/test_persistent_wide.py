@@ -17,14 +17,6 @@ from workbench.kernels.persistent_wide_reference import compare_trace, read_trac
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
 
 
-def has_nvrtc() -> bool:
-    try:
-        nvrtc.nvrtc_library()
-    except UnfitError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(("tokens", "columns"), [(1, 2), (2, 2), (3, 4), (4, 4), (5, 8), (8, 8)])
 def test_tokens_are_padded_to_the_kernels_columns(tokens: int, columns: int) -> None:
     assert persistent_wide.make_wide_plan(GPT_OSS_20B, tokens, SMS).tokens == columns
@@ -126,7 +118,7 @@ def test_bytes_of_a_wider_step_grow_with_its_distinct_experts() -> None:
     assert more == pytest.approx(24 * 16 * 3 * 2880 * 2880 * 17 / 32)
 
 
-@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+@pytest.mark.skipif(not nvrtc.available(), reason="NVRTC is not installed")
 def test_gpt_oss_20b_compiles_within_the_register_file() -> None:
     """It spills a little (the kernel's head says what); the loops over row tiles do not."""
     cubin = persistent_wide.compile_wide(GPT_OSS_20B, persistent_wide.make_wide_plan(GPT_OSS_20B, 8, SMS))

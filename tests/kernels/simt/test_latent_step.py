@@ -38,7 +38,7 @@ def simulated(
     lanes: list[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Run the kernel on the CPU at ``positions``, one launch after the other on the same scratch memory; compare with
-    float64, return the logits. ``tied``: all experts have the same score. ``lanes`` gets what the last step recorded."""
+    float64, return the logits. ``tied``: all experts score the same. ``lanes`` gets what the last step recorded."""
     library = build("persistent_latent.cu", "latent_step.cpp", persistent_latent.macros(shape, plan))
     assert library.shared_bytes() <= persistent_latent.shared_bytes(shape, plan)
     generator = torch.Generator().manual_seed(1)

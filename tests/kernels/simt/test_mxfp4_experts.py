@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.kernels import mxfp4_bench, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, nvrtc
+from workbench.kernels import mxfp4_cases, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, nvrtc
 
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 
@@ -18,8 +18,8 @@ class Case:
     def __init__(self, shape: mxfp4_cuda.ExpertShape, tokens: int, grid: int) -> None:
         self.shape, self.tokens, self.grid = shape, tokens, grid
         generator = torch.Generator().manual_seed(2)
-        self.source = mxfp4_bench.checkpoint(shape, shape.experts, generator)
-        self.weights = mxfp4_bench.packed(shape, self.source)
+        self.source = mxfp4_cases.checkpoint(shape, shape.experts, generator)
+        self.weights = mxfp4_cases.packed(shape, self.source)
         generator.manual_seed(tokens)
         self.x = torch.randn(tokens, shape.hidden, generator=generator).to(torch.bfloat16)
         picks = [torch.randperm(shape.experts, generator=generator)[: shape.top_k] for _ in range(tokens)]
@@ -71,7 +71,7 @@ class Case:
         parts = torch.full((grid, shape.hidden), -1, dtype=torch.int32)
         passed, error = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
         lanes = torch.zeros(launches, grid, len(mxfp4_lanes.LANES), mxfp4_lanes.STAMPS, dtype=torch.int64)
-        w = mxfp4_bench.packed(shape, self.source, plan)
+        w = mxfp4_cases.packed(shape, self.source, plan)
         outs: list[torch.Tensor] = []
         for seed in range(launches):
             out = torch.full((1, shape.hidden), float("nan"))
@@ -89,7 +89,7 @@ class Case:
         assert library.run_experts(arguments, grid, launches) == 0
         assert error.item() == 2
         self.ids[0, 0] -= shape.experts
-        assert mxfp4_bench.relative(outs[0], outs[-1].double()) < 1e-6  # a turn is a bit of every part
+        assert mxfp4_cases.relative(outs[0], outs[-1].double()) < 1e-6  # a turn is a bit of every part
         assert torch.equal(outs[0], outs[2]) or not ordered
         if plan.lanes:
             check_stamps(lanes, exchanged=False)
@@ -109,13 +109,13 @@ class Case:
             bias = source["gate_up_bias"][expert] if shape.bias else None
             biases = (None, None) if bias is None else (bias[pick[0]], bias[pick[1]])
             hidden = mxfp4_cuda.reference_inter(shape, self.x, full[pick[0]], full[pick[1]], *biases)
-            assert mxfp4_bench.relative(inter[slot], hidden) < 3e-3
+            assert mxfp4_cases.relative(inter[slot], hidden) < 3e-3
             down = mxfp4_cuda.dequantise(source["down"][expert], source["down_scales"][expert])
             y = inter[slot].to(torch.float64) @ down.T
             if shape.bias:
                 y = y + source["down_bias"][expert].to(torch.float64)
             expected += ((self.ids == expert) * self.routing.to(torch.float64)).sum(dim=1)[:, None] * y
-        assert mxfp4_bench.relative(out, expected) < 2e-6
+        assert mxfp4_cases.relative(out, expected) < 2e-6
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 8])
