@@ -8,7 +8,7 @@ namespace {
 
 // --- marks ----------------------------------------------------------------------------------------------------
 //
-// Why words suffice where a barrier orders nothing, or is not there (MARKS, FREE). The argument is that of persistent.cu; an ordered
+// Why words suffice where a barrier orders nothing, or is not there (MARKS, FREE). The argument is that of step_one_sync.cuh; an ordered
 // barrier is one that releases and acquires. The words: scaled, squares, out_parts, down_parts, inter, router_parts.
 //   1. Marks are stored in attention, between two ordered barriers (after QKV, after attention).
 //   2. Each word that is read is written once after that: out_parts in output projection, the MLP's scaled and squares and router_parts in
