@@ -66,8 +66,6 @@ class LatentPlan:
     two all-reduces of a layer is replaced by, a wait of so many nanoseconds; 0 leaves them out. ``decode``: how MXFP4
     words become fp16 (mxfp4.cuh). ``stamps``: clocks inside each phase (MARKS) in place of lanes.
     ``leave_out``: 1 the weights' copies, 2 the products, 3 both, to see what time is left; results are then wrong.
-    ``extra``: 512 instructions a layer and thread more, to see what they cost: 1 one after the other, 2 as a loop over
-    32 of them.
     """
 
     grid: int
@@ -82,7 +80,6 @@ class LatentPlan:
     collective_ns: int = 0
     decode: int = 0
     leave_out: int = 0
-    extra: int = 0
     stamps: bool = False
     watchdog_ns: int = 200_000_000
 
@@ -99,8 +96,6 @@ class LatentPlan:
             raise InputError(f"prefetch_bytes must be a multiple of 16 or 0, not {self.prefetch_bytes}")
         if self.decode not in (0, 1) or self.leave_out not in range(4):
             raise InputError(f"decode must be 0 or 1, leave_out 0 to 3, not {self.decode} and {self.leave_out}")
-        if self.extra not in (0, 1, 2):
-            raise InputError(f"extra must be 0, 1 or 2, not {self.extra}")
         if self.stamps and self.lanes:
             raise InputError("stamps take the place of lanes: one of the two")
         if self.collective_ns < 0:
@@ -218,7 +213,6 @@ def macros(shape: LatentShape, plan: LatentPlan) -> dict[str, nvrtc.Macro]:
         "COLLECTIVE_NS": plan.collective_ns,
         "DECODE": plan.decode,
         "LEAVE_OUT": plan.leave_out,
-        "EXTRA": plan.extra,
         "STAMPS": int(plan.stamps),
         "WATCHDOG_NS": plan.watchdog_ns,
         "TAIL_BYTES": shared_bytes(shape, plan) - plan.stages * STAGE_BYTES,

@@ -193,7 +193,7 @@ def compile_wide(shape: StepShape, plan: WidePlan) -> nvrtc.Cubin:
 
 
 def scratch_floats(shape: StepShape, plan: WidePlan) -> int:
-    """Floats of scratch memory a step needs (the kernel's first lines list the parts)."""
+    """Floats of scratch memory a step needs (``Parts`` in wide_shared.cuh lists them)."""
     t, blocks, group = plan.tokens, shape.hidden // 64, shape.heads // shape.kv_heads
     splits = max(1, plan.grid // shape.kv_heads)
     return (

@@ -21,9 +21,6 @@
 #ifndef LEAVE_OUT
 #define LEAVE_OUT 0
 #endif
-#ifndef EXTRA
-#define EXTRA 0
-#endif
 #ifndef STAMPS
 #define STAMPS 0
 #endif

@@ -40,8 +40,6 @@
 //   IN_FLIGHT CLAIM EVICT LANES WATCHDOG_NS PREFETCH_BYTES   as in persistent.cu
 //   DECODE                         as in mxfp4.cuh
 //   LEAVE_OUT                      to see what is left: 1 the weights' copies, 2 the products, 3 both; results are then wrong, times valid
-//   EXTRA                          to see what instructions cost: in out each thread goes through 512 more before it publishes, 1 one after the other, 2 a
-//                                  loop over 32 of them; results stay as they are
 //   STAMPS                         1: lanes is u64 [GRID][LAYERS * 7 + 1][16], clocks inside a phase (enum Mark), and LANES must be 0
 //   COLLECTIVE_NS                  stands in for each of a layer's two all-reduces: so long a CTA holds back its rows of the residual
 //
@@ -536,7 +534,6 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
         sh.own[tid] += row;
       }
       half = PIECES - half;
-      spend_instructions(sh);
       exchange();
       if (tid < own_rows) publish(x_mid + own.low * 16 + tid, sh.own[tid], tag);
     }

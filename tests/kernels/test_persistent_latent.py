@@ -139,7 +139,7 @@ def test_plans_fit_and_refuse_by_field() -> None:
     with pytest.raises(InputError, match="do not fit"):
         persistent_latent.make_plan(GLM, 132, stages=16)
     refused = ({"warps": 12}, {"in_flight": 40}, {"stages": 2}, {"prefetch_bytes": 8}, {"collective_ns": -1})
-    refused = (*refused, {"stamps": True, "lanes": True}, {"leave_out": 4}, {"extra": 3})
+    refused = (*refused, {"stamps": True, "lanes": True}, {"leave_out": 4})
     for change in refused:
         with pytest.raises(InputError, match=next(iter(change))):
             replace(plan, **change)

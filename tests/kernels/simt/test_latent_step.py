@@ -133,7 +133,7 @@ def test_the_choice_among_many_experts(build_kernel: Build, tied: bool) -> None:
 def test_what_only_takes_time_keeps_the_bits(build_kernel: Build) -> None:
     """Prefetching, the stand-in for collectives."""
     plan = plan_for(BARE, 9)
-    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3, extra=2)
+    slow = replace(plan, prefetch_bytes=1024, collective_ns=50, in_flight=3)
     pairs = zip(*(simulated(build_kernel, BARE, each, [3]) for each in (plan, slow)), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
 
