@@ -1,7 +1,6 @@
 // Softmax attention of one head over cached latents, a warp's part of it.
 #pragma once
 #include "latent_config.cuh"
-#include "latent_ptx.cuh"
 
 namespace {
 

@@ -1,6 +1,5 @@
 // bf16 products of the latent step, for the absorbed halves of kv_b and the head: activations are split into two bf16 numbers.
 #pragma once
-#include "latent_ptx.cuh"
 #include "latent_words.cuh"
 
 namespace {

@@ -1,6 +1,5 @@
 // FP8 products of the latent step: units from the ring's stages against an fp16 vector in shared memory.
 #pragma once
-#include "latent_ptx.cuh"
 #include "latent_stamps.cuh"
 #include "latent_sums.cuh"
 

@@ -42,24 +42,11 @@ __device__ __forceinline__ float store_slice(Shared& sh, const Slice<FLOATS>& sl
   __syncwarp();
   return scale.undo;
 }
-// x becomes x * gain; sum: of squares before, peak: after.
-template <int FLOATS>
-__device__ __forceinline__ void gain_slice(const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], float& sum, float& peak) {
-  sum = peak = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kSlice<FLOATS>; ++i)
-    if (slice.has(i)) {
-      float4& v = x[i];
-      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-      v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
-      peak = fmaxf(peak, peak_of(v));
-    }
-}
-// The same, scaled and stored; the sum of squares goes where rms_of finds it behind the next barrier.
+// The slice times gain, scaled and stored; the sum of squares goes where rms_of finds it behind the next barrier.
 template <int FLOATS>
 __device__ __forceinline__ float store_gained(Shared& sh, const Slice<FLOATS>& slice, float4 (&x)[kSlice<FLOATS>], const uint2 (&gain)[kSlice<FLOATS>], int turn) {
   float sum, peak;
-  gain_slice(slice, x, gain, sum, peak);
+  apply_gain(x, gain, [&](int i) { return slice.has(i); }, sum, peak);
   const float undo = store_slice(sh, slice, x, peak);
   sum = warp_sum(sum);  // beside the products
   if (((int)ptx::thread() & 31) == 0) sh.squares[turn][(int)ptx::thread() >> 5] = sum;

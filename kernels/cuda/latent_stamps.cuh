@@ -1,6 +1,5 @@
 // When a phase of the latent step starts, has its activation and is done (LANES), and clocks inside a phase (STAMPS).
 #pragma once
-#include "latent_ptx.cuh"
 #include "latent_shared.cuh"
 
 namespace {

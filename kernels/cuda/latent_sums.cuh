@@ -19,6 +19,19 @@ __device__ __forceinline__ Scale scale_of_peak(float peak) {
 __device__ __forceinline__ float peak_of(const float4& v) { return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))); }
 
 __device__ __forceinline__ float4 sum_of(const float4& a, const float4& b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+// x becomes x * gain where has(i); sum: of squares before, peak: after.
+template <int COUNT, typename Has>
+__device__ __forceinline__ void apply_gain(float4 (&x)[COUNT], const uint2 (&gain)[COUNT], Has has, float& sum, float& peak) {
+  sum = peak = 0.0f;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+    if (has(i)) {
+      float4& v = x[i];
+      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
+      v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
+      peak = fmaxf(peak, peak_of(v));
+    }
+}
 // The sum of an array of WARPS floats, in a fixed order.
 __device__ __forceinline__ float sum_warps(const float* one) {
   const float4* four = reinterpret_cast<const float4*>(one);

@@ -50,24 +50,11 @@ __device__ __forceinline__ float reduce_peak(Shared& sh, float peak) {
   return max_warps(sh.peaks);
 }
 
-// x becomes x * gain; sum: of squares before, peak: after.
-template <int FLOATS>
-__device__ __forceinline__ void apply_gain(float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& sum, float& peak) {
-  sum = peak = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kVectors<FLOATS>; ++i)
-    if (has_vector<FLOATS>(i)) {
-      float4& v = x[i];
-      sum = fmaf(v.x, v.x, fmaf(v.y, v.y, fmaf(v.z, v.z, fmaf(v.w, v.w, sum))));
-      v = make_float4(v.x * ptx::bf16_low(gain[i].x), v.y * ptx::bf16_high(gain[i].x), v.z * ptx::bf16_low(gain[i].y), v.w * ptx::bf16_high(gain[i].y));
-      peak = fmaxf(peak, peak_of(v));
-    }
-}
 // RMSNorm in place: x becomes x * gain, the factor that is still to be applied is returned; peak: of x * gain.
 template <int FLOATS>
 __device__ __forceinline__ float normalise(Shared& sh, float4 (&x)[kVectors<FLOATS>], const uint2 (&gain)[kVectors<FLOATS>], float& peak) {
   float sum;
-  apply_gain<FLOATS>(x, gain, sum, peak);
+  apply_gain(x, gain, has_vector<FLOATS>, sum, peak);
   reduce(sh, sum, peak);
   return rsqrtf(sum * (1.0f / FLOATS) + (EPS));
 }

@@ -62,6 +62,16 @@ __device__ __forceinline__ void decode(u32 word, u32 (&a)[4]) {
 #endif
 }
 
+// The power of two that puts bf16 numbers whose largest has these bits (no sign) into [2^15, 2^16), and what takes it and the weights' 2^-14 back.
+struct Scale {
+  float factor, undo;
+  __device__ __forceinline__ Scale(u32 largest) {
+    const int shift = min(max(largest == 0 ? 0 : 142 - (int)(largest >> 7), -112), 126);
+    factor = __uint_as_float((u32)(shift + 127) << 23);
+    undo = __uint_as_float((u32)(141 - shift) << 23);
+  }
+};
+
 // The activation slice of one warp as B fragments, zero outside a block's own columns.
 // T: tokens rounded up to 1, 2, 4 or 8. UNITS: 64-column units in the slice.
 template <int T, int UNITS>
@@ -105,18 +115,15 @@ struct Activation {
       const bool same_token = mask < 4 || mask >= 4 * T;
       if (same_token) amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, mask));
     }
-    int shift = amax == 0 ? 0 : 142 - (int)(amax >> 7);
-    shift = min(max(shift, -112), 126);
-    const float scale = __uint_as_float((u32)(shift + 127) << 23);
-    const float inverse = __uint_as_float((u32)(141 - shift) << 23);
-    undo[0] = __shfl_sync(0xffffffffu, inverse, ((2 * t) % T) * 4);
-    undo[1] = __shfl_sync(0xffffffffu, inverse, ((2 * t + 1) % T) * 4);
+    const Scale scale(amax);
+    undo[0] = __shfl_sync(0xffffffffu, scale.undo, ((2 * t) % T) * 4);
+    undo[1] = __shfl_sync(0xffffffffu, scale.undo, ((2 * t + 1) % T) * 4);
 #pragma unroll
     for (int q = 0; q < kGroups; ++q) {
       const u32 words[4] = {raw[q].x, raw[q].y, raw[q].z, raw[q].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const u32 half = ptx::pack_f16(ptx::bf16_low(words[i]) * scale, ptx::bf16_high(words[i]) * scale);
+        const u32 half = ptx::pack_f16(ptx::bf16_low(words[i]) * scale.factor, ptx::bf16_high(words[i]) * scale.factor);
 #pragma unroll
         for (int j = 0; j < kGroup; ++j)
           if (q * kGroup + j < kBlocks) b[q * kGroup + j][i] = column_block == j ? half : 0u;
@@ -240,11 +247,10 @@ struct Slice {
 #pragma unroll
     for (int i = 0; i < 4; ++i) amax = max(amax, max(words[i] & 0x7fffu, (words[i] >> 16) & 0x7fffu));
     amax = ptx::warp_max_u32(amax);
-    const int shift = min(max(amax == 0 ? 0 : 142 - (int)(amax >> 7), -112), 126);
-    const float scale = __uint_as_float((u32)(shift + 127) << 23);
-    undo = __uint_as_float((u32)(141 - shift) << 23);
+    const Scale scale(amax);
+    undo = scale.undo;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) b[i] = ptx::pack_f16(ptx::bf16_low(words[i]) * scale, ptx::bf16_high(words[i]) * scale);
+    for (int i = 0; i < 4; ++i) b[i] = ptx::pack_f16(ptx::bf16_low(words[i]) * scale.factor, ptx::bf16_high(words[i]) * scale.factor);
   }
 };
 

@@ -318,14 +318,13 @@ mxfp4_one_token(const u16* x, const int* ids, const float* routing, const u8* ga
     ptx::named_sync(kActivationBarrier, kFinishers * 32);
 #pragma unroll
     for (int i = 0; i < kFinishers; ++i) largest = max(largest, sh.largest[i]);
-    const int shift = min(max(largest == 0 ? 0 : 142 - (int)(largest >> 7), -112), 126);  // as mxfp4::Slice
-    const float scale = __uint_as_float((u32)(shift + 127) << 23);
-    if (threadIdx.x == 0) sh.undo = __uint_as_float((u32)(141 - shift) << 23);
+    const mxfp4::Scale scale(largest);
+    if (threadIdx.x == 0) sh.undo = scale.undo;
 #pragma unroll
     for (int i = 0; i < kItems; ++i) {
       const u32 item = threadIdx.x + i * kConsumers, group = item / 16;
       const u32 next = __shfl_xor_sync(0xffffffffu, bits[i], 2);  // the channel behind, of the same word
-      const u32 half = ptx::pack_f16(ptx::bf16_value((u16)bits[i]) * scale, ptx::bf16_value((u16)next) * scale);
+      const u32 half = ptx::pack_f16(ptx::bf16_value((u16)bits[i]) * scale.factor, ptx::bf16_value((u16)next) * scale.factor);
       if (item % 4 == 0 && group < count) sh.columns[(run.low % 4 + group) / 4 * 4 + item / 4 % 4][group] = half;
     }
   }

@@ -53,7 +53,6 @@
 #include "latent_experts.cuh"
 #include "latent_fp8.cuh"
 #include "latent_producer.cuh"
-#include "latent_ptx.cuh"
 #include "latent_shared.cuh"
 #include "latent_shares.cuh"
 #include "latent_slices.cuh"
@@ -557,7 +556,7 @@ latent_step(const u16* embedding, const u8* head, const u16* final_norm, const u
       float dot[kScored + 1] = {}, peak;
 #pragma unroll
       for (int i = 0; i < kSlice<HIDDEN>; ++i) x[i] = numbers(raw[i]);
-      gain_slice(slice, x, gain, dot[kScored], peak);
+      apply_gain(x, gain, [&](int i) { return slice.has(i); }, dot[kScored], peak);
       if (!dense)
 #pragma unroll
         for (int r = 0; r < kScored; ++r)

@@ -12,6 +12,25 @@ __device__ __forceinline__ float sum_part(const Shared& sh, int piece, int row) 
   return sum;
 }
 
+// The next stage's steps of a row tile, the first of them `offset`, added to c: this warp's every WARPS-th.
+__device__ __forceinline__ void multiply_stage(Ring& ring, u32 b_base, u32 b_step, int warp, int lane, u32 offset, int steps, float (&c)[4]) {
+  const u32 stage = ring.address() + lane * 16;
+  uint4 a[kPerWarp];
+  uint2 b[kPerWarp];
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
+  ring.await_full();
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
+  ring.release();
+#pragma unroll
+  for (int i = 0; i < kPerWarp; ++i)
+    if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
+  ring.next();
+}
+
 // The share's row tiles times the activation in sh.act (bf16 high and low vectors). finish(first_tile, tiles) runs on every
 // consumer thread when the warps' sums of up to PIECES tiles lie in sh.part; prepare, the same, before they are computed: what
 // finish needs from memory is asked for there.
@@ -30,21 +49,7 @@ __device__ __forceinline__ void consume_bf16(Ring& ring, Shared& sh, u32 low, u3
     while (at < batch_end) {
       const u32 offset = at % STEPS;
       const int steps = (int)min(min((u32)STAGE_UNITS, STEPS - offset), batch_end - at);
-      const u32 stage = ring.address() + lane * 16;
-      uint4 a[kPerWarp];
-      uint2 b[kPerWarp];
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
-      ring.await_full();
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-      ring.release();
-#pragma unroll
-      for (int i = 0; i < kPerWarp; ++i)
-        if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
-      ring.next();
+      multiply_stage(ring, b_base, b_step, warp, lane, offset, steps, c);
       at += steps;
       if (at == batch_end || at % STEPS == 0) {
         if (t == 0) {
@@ -84,21 +89,7 @@ __device__ __forceinline__ void consume_head(Ring& ring, Shared& sh, Finish fini
 #pragma unroll 1
       for (int offset = 0; offset < STEPS; offset += STAGE_UNITS) {
         const int steps = min(STAGE_UNITS, STEPS - offset);
-        const u32 stage = ring.address() + lane * 16;
-        uint4 a[kPerWarp];
-        uint2 b[kPerWarp];
-#pragma unroll
-        for (int i = 0; i < kPerWarp; ++i)
-          if (warp + i * WARPS < steps) b[i] = ptx::lds64(b_base + (offset + warp + i * WARPS) * b_step);
-        ring.await_full();
-#pragma unroll
-        for (int i = 0; i < kPerWarp; ++i)
-          if (warp + i * WARPS < steps) a[i] = ptx::lds128(stage + (warp + i * WARPS) * kStepBytes);
-        ring.release();
-#pragma unroll
-        for (int i = 0; i < kPerWarp; ++i)
-          if (warp + i * WARPS < steps) ptx::mma_bf16(c, a[i], b[i].x, b[i].y);
-        ring.next();
+        multiply_stage(ring, b_base, b_step, warp, lane, offset, steps, c);
       }
       if (t == 0) {
         float* part = sh.part + (pieces * WARPS + warp) * 16;

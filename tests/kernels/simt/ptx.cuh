@@ -444,6 +444,20 @@ inline u32 pack_f16(float low, float high) {
   return bits_as<u16>((_Float16)low) | (u32)bits_as<u16>((_Float16)high) << 16;
 }
 
+// Two e4m3 codes of each half of a word as fp16. Magnitudes are integers times a power of two: fp16 holds all of them.
+inline u32 f16_of_code(u32 code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float magnitude = (code & 0x7f) == 0x7f ? NAN : std::ldexp((float)(exponent > 0 ? mantissa + 8 : mantissa), exponent > 0 ? exponent - 10 : -9);
+  return bits_as<u16>((_Float16)(code & 0x80 ? -magnitude : magnitude));
+}
+inline u32 pack_bf16(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+inline float power_of_two(float value) { return std::exp2(value); }
+inline u64 cycles() { return globaltimer(); }
+inline void f16_of_e4m3(u32 word, u32& first, u32& second) {
+  first = f16_of_code(word & 0xff) | f16_of_code(word >> 8 & 0xff) << 16;
+  second = f16_of_code(word >> 16 & 0xff) | f16_of_code(word >> 24) << 16;
+}
+
 // m16n8k16, as the PTX manual lays the fragments out.
 template <typename Value> inline void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Value value) {
   simt::Payload mine = {};
