@@ -1,4 +1,4 @@
-"""The frame of the benches of whole steps: checks, the read roof, timings, one job after the other, each kept at once.
+"""The frame of the CUDA kernels' benches: checks, the read roof, timings, one job after the other, each kept at once.
 
 A job that fails costs its own row. A device that hangs, or a context that is lost, ends the run: what was measured
 until then has been written.
@@ -16,6 +16,9 @@ Job = tuple[str, str, Callable[[], dict[str, Any]]]
 """Kind (``checks``, ``roof`` or ``timings``), name, and what returns the row; a check's row has ``ok``."""
 
 Report = dict[str, Any]
+
+SMS = 132
+"""Multiprocessors of an H200: plans and what is compiled ahead are for one card."""
 
 
 def new_report(budget: Budget, kernels: int) -> Report:

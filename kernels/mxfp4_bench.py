@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from workbench.kernels import mxfp4_columns, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, mxfp4_tiles, nvrtc
-from workbench.kernels.bench_jobs import Job, Report, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, Report, end, new_report, run_jobs
 from workbench.kernels.bench_times import graph_times, read_roof
 from workbench.kernels.budget import Budget, wait
-from workbench.kernels.mxfp4_cases import GLM, GLM_RANK, GPT_OSS, NAMES, QWEN, SMS, AnyPlan, build_passes, check
+from workbench.kernels.mxfp4_cases import GLM, GLM_RANK, GPT_OSS, NAMES, QWEN, AnyPlan, build_passes, check
 from workbench.kernels.mxfp4_cuda import ExpertShape, ExpertWeights
 from workbench.kernels.mxfp4_one_token import OneTokenPlan
 from workbench.kernels.mxfp4_stream import Stream, StreamPlan, compile_stream

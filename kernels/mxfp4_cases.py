@@ -15,7 +15,6 @@ GPT_OSS_20B = ExpertShape(2880, 2880, 32, 4, clamp=True, bias=True)
 GLM = ExpertShape(6144, 2048, 256, 8)
 GLM_RANK = ExpertShape(6144, 256, 256, 8)
 QWEN = ExpertShape(2048, 768, 128, 8)
-SMS = 132  # of an H200; what is compiled ahead is for one card
 NAMES = {
     GPT_OSS: "gpt-oss-120b",
     GPT_OSS_20B: "gpt-oss-20b",

@@ -8,6 +8,7 @@ Floor: bytes = distinct experts * 3 * hidden * inter * 0.53125; time = bytes / m
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +16,7 @@ import torch
 
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import mxfp4_lanes, mxfp4_tiles, nvrtc
+from workbench.kernels.hopper import require_hopper
 
 MAX_TOKENS = 8
 SHARED_BYTES = 232448  # dynamic shared memory a CTA can have on sm_90
@@ -238,9 +240,10 @@ class ExpertWeights:
     down_bias: torch.Tensor | None = None  # bf16 [experts, hidden]
 
 
-def _expect(
+def expect_tensor(
     name: str, tensor: torch.Tensor | None, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
 ) -> None:
+    """Raise InputError unless a launch can take ``tensor``: type, extents, device, contiguous, 16-byte aligned."""
     if tensor is None:
         raise InputError(f"{name} is missing; this shape has biases")
     if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.device != device or not tensor.is_contiguous():
@@ -255,22 +258,30 @@ def _expect(
 def check_weights(shape: ExpertShape, weights: ExpertWeights, device: torch.device) -> None:
     """Raise InputError unless ``weights`` are what the kernel of ``shape`` reads."""
     up, down = shape.hidden // 64 * mxfp4_tiles.UNIT_BYTES, shape.inter // 64 * mxfp4_tiles.UNIT_BYTES
-    _expect("gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, up), device)
-    _expect("down", weights.down, torch.uint8, (shape.experts, shape.hidden // 16, down), device)
+    expect_tensor("gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, up), device)
+    expect_tensor("down", weights.down, torch.uint8, (shape.experts, shape.hidden // 16, down), device)
     if shape.bias:
-        _expect("gate_up_bias", weights.gate_up_bias, torch.bfloat16, (shape.experts, 2 * shape.inter), device)
-        _expect("down_bias", weights.down_bias, torch.bfloat16, (shape.experts, shape.hidden), device)
+        expect_tensor("gate_up_bias", weights.gate_up_bias, torch.bfloat16, (shape.experts, 2 * shape.inter), device)
+        expect_tensor("down_bias", weights.down_bias, torch.bfloat16, (shape.experts, shape.hidden), device)
 
 
-def hopper(device: torch.device | str) -> tuple[torch.device, int]:
-    """The device, with its index, and how many multiprocessors it has. Raises UnfitError unless it is an sm_90."""
-    if not torch.cuda.is_available():
-        raise UnfitError("the MXFP4 CUDA pass needs an NVIDIA GPU", hint="none is visible to torch")
-    found = torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
-    properties = torch.cuda.get_device_properties(found)
-    if (properties.major, properties.minor) != (9, 0):
-        raise UnfitError(f"the MXFP4 CUDA pass is built for sm_90a, not sm_{properties.major}{properties.minor}")
-    return found, properties.multi_processor_count
+def load_pass(cubin: nvrtc.Cubin, threads: int, smem_bytes: int) -> nvrtc.Kernel:
+    """The kernel of an expert pass, in torch's current context. Raises UnfitError where not one CTA fits."""
+    kernel = nvrtc.Kernel(cubin, smem_bytes=smem_bytes)
+    if kernel.ctas_per_sm(threads) < 1:
+        raise UnfitError(f"one CTA of {threads} threads, {smem_bytes} bytes does not fit a multiprocessor")
+    return kernel
+
+
+def addresses(tensors: Sequence[torch.Tensor | None]) -> list[nvrtc.Argument]:
+    """Arguments of a launch, null for None."""
+    return [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
+
+
+def flagged(flags: int) -> UnfitError:
+    """What the bits say that a launch left in its error word."""
+    reasons = ((1, "a CTA was not waited for any longer"), (2, "an expert id is out of range"))
+    return UnfitError(f"MXFP4 expert pass: {', '.join(text for bit, text in reasons if flags & bit)}")
 
 
 class ExpertPass:
@@ -293,7 +304,7 @@ class ExpertPass:
         phases: Phases = "both",
         device: torch.device | str = "cuda",
     ) -> None:
-        self.device, self.grid = hopper(device)
+        self.device, self.grid = require_hopper("the MXFP4 CUDA pass", device)
         self.shape, self.tokens, self.phases = shape, tokens, phases
         if plan is None:
             plan = make_plan(shape, tokens)
@@ -301,11 +312,7 @@ class ExpertPass:
         self.plan = plan
         cubin = compile_pass(shape, tokens, self.plan, phases)
         torch.zeros(1, device=self.device)  # makes torch's context current
-        self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, tokens, self.plan))
-        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
-            raise UnfitError(
-                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
-            )
+        self.kernel = load_pass(cubin, self.plan.threads, shared_bytes(shape, tokens, self.plan))
         if phases != "both" and self.plan.exchange == "marks":
             raise InputError(f"exchange 'marks' needs both phases in one launch, not {phases!r}")
         slots = min(tokens * shape.top_k, shape.experts)
@@ -352,15 +359,15 @@ class ExpertPass:
         launch.
         """
         shape = self.shape
-        _expect("x", x, torch.bfloat16, (self.tokens, shape.hidden), self.device)
-        _expect("ids", ids, torch.int32, (self.tokens, shape.top_k), self.device)
-        _expect("routing", routing, torch.float32, (self.tokens, shape.top_k), self.device)
-        _expect("out", out, torch.float32, (self.tokens, shape.hidden), self.device)
+        expect_tensor("x", x, torch.bfloat16, (self.tokens, shape.hidden), self.device)
+        expect_tensor("ids", ids, torch.int32, (self.tokens, shape.top_k), self.device)
+        expect_tensor("routing", routing, torch.float32, (self.tokens, shape.top_k), self.device)
+        expect_tensor("out", out, torch.float32, (self.tokens, shape.hidden), self.device)
         check_weights(shape, weights, self.device)
         if self.plan.lanes != (lanes is not None):
             raise InputError(f"lanes must be {'given' if self.plan.lanes else 'None'}: the plan says {self.plan.lanes}")
         if lanes is not None:
-            _expect("lanes", lanes, torch.int64, self.lane_words, self.device)
+            expect_tensor("lanes", lanes, torch.int64, self.lane_words, self.device)
         if self.phases == "down" and self.plan.combine != "ordered":
             out.zero_()  # the float atomics add to it; the combined launch clears it itself
         tensors = [
@@ -378,9 +385,8 @@ class ExpertPass:
             self._error,
             *([] if lanes is None else [lanes]),
         ]
-        args = [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        self.kernel.launch(self.grid, self.plan.threads, stream, args, overlap=overlap)
+        self.kernel.launch(self.grid, self.plan.threads, stream, addresses(tensors), overlap=overlap)
 
     def check(self) -> None:
         """Raise UnfitError if a launch since the last check flagged an error. Waits for the device."""
@@ -389,12 +395,7 @@ class ExpertPass:
             return
         self._error.zero_()
         self._reset()
-        why = [
-            text
-            for bit, text in ((1, "a CTA was not waited for any longer"), (2, "an expert id is out of range"))
-            if flags & bit
-        ]
-        raise UnfitError(f"MXFP4 expert pass: {', '.join(why)}")
+        raise flagged(flags)
 
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

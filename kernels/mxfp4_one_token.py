@@ -7,15 +7,24 @@ whose float64 reference holds here as well; that pass takes up to 8 tokens and m
 Floor: bytes = chosen experts * 3 * hidden * inter * 0.53125; time = bytes / measured read roof.
 """
 
-import ctypes
 from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import InputError, UnfitError
+from workbench.errors import InputError
 from workbench.kernels import mxfp4_columns, mxfp4_lanes, mxfp4_tiles, nvrtc
-from workbench.kernels.contract import expect
-from workbench.kernels.mxfp4_cuda import COMBINE, SHARED_BYTES, Combine, ExpertShape, ExpertWeights, hopper
+from workbench.kernels.hopper import require_hopper
+from workbench.kernels.mxfp4_cuda import (
+    COMBINE,
+    SHARED_BYTES,
+    Combine,
+    ExpertShape,
+    ExpertWeights,
+    addresses,
+    expect_tensor,
+    flagged,
+    load_pass,
+)
 
 KERNEL = "mxfp4_one_token"
 _ODD = -1  # of a part that is not there yet in the first turn
@@ -131,21 +140,15 @@ class OneTokenPass:
     the order of the choice; nothing reads it.
     """
 
-    tokens = 1
-
     def __init__(
         self, shape: ExpertShape, *, plan: OneTokenPlan | None = None, device: torch.device | str = "cuda"
     ) -> None:
         self.shape = shape
-        self.device, self.grid = hopper(device)
+        self.device, self.grid = require_hopper("the MXFP4 CUDA pass", device)
         self.plan = plan or make_plan(shape, self.grid)
         torch.zeros(1, device=self.device)  # makes torch's context current
         cubin = compile_pass(shape, self.grid, self.plan)
-        self.kernel = nvrtc.Kernel(cubin, smem_bytes=shared_bytes(shape, self.grid, self.plan))
-        if self.kernel.ctas_per_sm(self.plan.threads) < 1:
-            raise UnfitError(
-                f"one CTA of {self.plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
-            )
+        self.kernel = load_pass(cubin, self.plan.threads, shared_bytes(shape, self.grid, self.plan))
         self.inter = torch.zeros(shape.top_k, 1, shape.inter, dtype=torch.bfloat16, device=self.device)
         self._parts = torch.full((self.grid, shape.hidden), _ODD, dtype=torch.int32, device=self.device)
         self._passed = torch.zeros(1, dtype=torch.int32, device=self.device)
@@ -181,24 +184,21 @@ class OneTokenPass:
         chunk = mxfp4_columns.chunk_bytes(shape.inter, plan.warps)
         chunks = shape.hidden // (mxfp4_columns.PAIR_ROWS * plan.warps)
         tile = shape.hidden // 64 * mxfp4_tiles.UNIT_BYTES
-        expect(KERNEL, "x", x, torch.bfloat16, (1, shape.hidden), device=device)
-        expect(KERNEL, "ids", ids, torch.int32, (1, shape.top_k), device=device)
-        expect(KERNEL, "routing", routing, torch.float32, (1, shape.top_k), device=device)
-        expect(KERNEL, "out", out, torch.float32, (1, shape.hidden), device=device)
-        expect(KERNEL, "gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, tile), device=device)
-        expect(KERNEL, "down", weights.down, torch.uint8, (shape.experts, chunks, chunk), device=device)
-        for name, bias, width in (
-            ("gate_up_bias", weights.gate_up_bias, 2 * shape.inter),
-            ("down_bias", weights.down_bias, shape.hidden),
-        ):
-            if shape.bias and bias is None:
-                raise InputError(f"{KERNEL}: {name} is missing; this shape has biases")
-            if shape.bias and bias is not None:
-                expect(KERNEL, name, bias, torch.bfloat16, (shape.experts, width), device=device)
+        expect_tensor("x", x, torch.bfloat16, (1, shape.hidden), device)
+        expect_tensor("ids", ids, torch.int32, (1, shape.top_k), device)
+        expect_tensor("routing", routing, torch.float32, (1, shape.top_k), device)
+        expect_tensor("out", out, torch.float32, (1, shape.hidden), device)
+        expect_tensor("gate_up", weights.gate_up, torch.uint8, (shape.experts, shape.inter // 8, tile), device)
+        expect_tensor("down", weights.down, torch.uint8, (shape.experts, chunks, chunk), device)
+        if shape.bias:
+            expect_tensor(
+                "gate_up_bias", weights.gate_up_bias, torch.bfloat16, (shape.experts, 2 * shape.inter), device
+            )
+            expect_tensor("down_bias", weights.down_bias, torch.bfloat16, (shape.experts, shape.hidden), device)
         if plan.lanes != (lanes is not None):
             raise InputError(f"lanes must be {'given' if plan.lanes else 'None'}: the plan says {plan.lanes}")
         if lanes is not None:
-            expect(KERNEL, "lanes", lanes, torch.int64, self.lane_words, device=device)
+            expect_tensor("lanes", lanes, torch.int64, self.lane_words, device)
         tensors = [
             x,
             ids,
@@ -214,9 +214,8 @@ class OneTokenPass:
             self._error,
             *([] if lanes is None else [lanes]),
         ]
-        args = [ctypes.c_void_p(0 if tensor is None else tensor.data_ptr()) for tensor in tensors]
         stream = torch.cuda.current_stream(device).cuda_stream
-        self.kernel.launch(self.grid, plan.threads, stream, args, overlap=overlap)
+        self.kernel.launch(self.grid, plan.threads, stream, addresses(tensors), overlap=overlap)
 
     def check(self) -> None:
         """Raise UnfitError if a launch since the last check flagged an error. Waits for the device."""
@@ -226,5 +225,4 @@ class OneTokenPass:
         self._error.zero_()
         self._passed.zero_()
         self._parts.fill_(_ODD)
-        reasons = ((1, "a CTA was not waited for any longer"), (2, "an expert id is out of range"))
-        raise UnfitError(f"MXFP4 expert pass: {', '.join(text for bit, text in reasons if flags & bit)}")
+        raise flagged(flags)

@@ -15,6 +15,7 @@ import torch
 
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import nvrtc
+from workbench.kernels.hopper import require_hopper
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
@@ -208,15 +209,7 @@ def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype, device: to
         raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
 
 
-def require_device(device: torch.device | str) -> tuple[torch.device, int]:
-    """The device with its index, and its multiprocessors. Raises UnfitError where it is no sm_90 GPU."""
-    if not torch.cuda.is_available():
-        raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
-    chosen = torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else torch.device(device)
-    properties = torch.cuda.get_device_properties(chosen)
-    if (properties.major, properties.minor) != (9, 0):
-        raise UnfitError(f"the decode step is built for sm_90a, not sm_{properties.major}{properties.minor}")
-    return chosen, properties.multi_processor_count
+STEP = "the persistent decode step"
 
 
 def load_step(cubin: nvrtc.Cubin, grid: int, threads: int, smem_bytes: int, multiprocessors: int) -> nvrtc.Kernel:
@@ -335,7 +328,7 @@ class PersistentEngine:
         plan: StepPlan | None = None,
         device: torch.device | str = "cuda",
     ) -> None:
-        self.device, multiprocessors = require_device(device)
+        self.device, multiprocessors = require_hopper(STEP, device)
         self.shape, self.weights, self.capacity = shape, weights, capacity
         self.plan = plan or make_plan(shape, multiprocessors)
         check_weights(shape, weights, self.device)

@@ -19,14 +19,13 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_reference
-from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.mxfp4_tiles import UNIT_WEIGHT_BYTES
 from workbench.kernels.persistent import PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
 
-SMS = 132  # of an H200; a plan is for one card
 GPT_OSS_20B = StepShape(24, 2880, 64, 8, 64, 32, 4, 2880, 201088, (128, 0) * 12)
 TWO_LAYERS = replace(GPT_OSS_20B, layers=2, windows=(128, 0))
 TINY = StepShape(2, 128, 4, 2, 64, 8, 2, 128, 272, (20, 0))

@@ -11,9 +11,10 @@ import torch
 
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import nvrtc
+from workbench.kernels.hopper import require_hopper
 from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights, check_weights
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
-from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, allocate, error_text, load_step, require_device
+from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, STEP, allocate, error_text, load_step
 
 PHASES = ("low", "query", "attention", "values", "out", "gate_up", "down")
 MOST_STAGES = 8
@@ -392,7 +393,7 @@ class LatentEngine:
         forced: torch.Tensor | None = None,
         device: torch.device | str = "cuda",
     ) -> None:
-        self.device, multiprocessors = require_device(device)
+        self.device, multiprocessors = require_hopper(STEP, device)
         self.shape, self.weights, self.capacity = shape, weights, capacity
         self.plan = plan or make_plan(shape, multiprocessors)
         check_grid(shape, self.plan.grid)

@@ -23,7 +23,7 @@ import torch
 
 from workbench.errors import UnfitError
 from workbench.kernels import fp8_tiles, latent_reference, mxfp4_tiles, nvrtc, persistent_latent
-from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.latent_reference import LatentModel, LatentResult, mxfp4_scale, reference_step
@@ -39,7 +39,6 @@ from workbench.kernels.mxfp4_cases import relative
 from workbench.kernels.persistent_latent import LatentEngine, LatentPlan
 from workbench.kernels.persistent_shape import rope_table
 
-SMS = 132  # of an H200; a plan is for one card
 THETA = 8e6
 GLM = LatentShape(
     layers=78,

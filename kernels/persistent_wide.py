@@ -9,15 +9,16 @@ Floor: ``wide_bytes`` over the measured read roof.
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import nvrtc
+from workbench.kernels.hopper import require_hopper
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
-from workbench.kernels.persistent import shape_macros
+from workbench.kernels.persistent import STEP, shape_macros
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
 
 MAX_TOKENS = 8
@@ -401,19 +402,12 @@ class WideEngine:
         taps: Sequence[int] = (),
     ) -> None:
         """``taps``: layers whose output ``buffers.tapped`` keeps."""
-        if not torch.cuda.is_available():
-            raise UnfitError("the persistent decode step needs an NVIDIA GPU", hint="none is visible to torch")
-        self.device = shared.keys.device
+        self.device, multiprocessors = require_hopper(STEP, shared.keys.device)
         self.shape, self.weights, self.shared, self.plan = shape, weights, shared, plan
         self.capacity = check_shared(shape, shared, self.device)
         check_weights(shape, weights, self.device)
-        properties: Any = torch.cuda.get_device_properties(self.device)
-        if (properties.major, properties.minor) != (9, 0):
-            raise UnfitError(f"the decode step is built for sm_90a, not sm_{properties.major}{properties.minor}")
-        if plan.grid > properties.multi_processor_count:
-            raise UnfitError(
-                f"{plan.grid} CTAs cannot be co-resident on {properties.multi_processor_count} multiprocessors"
-            )
+        if plan.grid > multiprocessors:
+            raise UnfitError(f"{plan.grid} CTAs cannot be co-resident on {multiprocessors} multiprocessors")
         self.buffers = make_wide_buffers(shape, plan, self.device, taps)
         self.kernel = nvrtc.Kernel(compile_wide(shape, plan), smem_bytes=shared_bytes(shape, plan))
         if self.kernel.ctas_per_sm(plan.threads) < 1:

@@ -23,11 +23,11 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference, persistent_wide
-from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.persistent import StepPlan
-from workbench.kernels.persistent_bench import GPT_OSS_20B, SMS, THETA, TINY, TOLERANCE, TWO_LAYERS, relative
+from workbench.kernels.persistent_bench import GPT_OSS_20B, THETA, TINY, TOLERANCE, TWO_LAYERS, relative
 from workbench.kernels.persistent_reference import ModelWeights
 from workbench.kernels.persistent_shape import StepShape, StepWeights, rope_table
 from workbench.kernels.persistent_wide import TRACED, WideEngine, WidePlan

@@ -8,6 +8,7 @@ import torch
 
 from workbench.errors import InputError, UnfitError
 from workbench.kernels import mxfp4_cases, mxfp4_one_token, nvrtc
+from workbench.kernels.bench_jobs import SMS
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES, ExpertShape
 from workbench.kernels.mxfp4_one_token import Combine
 
@@ -16,8 +17,8 @@ SHAPES = (mxfp4_cases.GPT_OSS, mxfp4_cases.GPT_OSS_20B, mxfp4_cases.QWEN)
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: mxfp4_cases.NAMES[shape])
 def test_plan_fits(shape: ExpertShape) -> None:
-    plan = mxfp4_one_token.make_plan(shape, mxfp4_cases.SMS)
-    assert mxfp4_one_token.shared_bytes(shape, mxfp4_cases.SMS, plan) <= SHARED_BYTES
+    plan = mxfp4_one_token.make_plan(shape, SMS)
+    assert mxfp4_one_token.shared_bytes(shape, SMS, plan) <= SHARED_BYTES
     assert shape.hidden // 64 % plan.warps == 0
     assert plan.threads <= 1024
 
@@ -36,13 +37,13 @@ def test_shapes_that_it_does_not_take_are_refused(shape: ExpertShape, message: s
 
 
 def test_plans_that_do_not_go_together_are_refused() -> None:
-    plan = mxfp4_one_token.make_plan(mxfp4_cases.GPT_OSS, mxfp4_cases.SMS)
+    plan = mxfp4_one_token.make_plan(mxfp4_cases.GPT_OSS, SMS)
     with pytest.raises(InputError, match="in_flight"):
         dataclasses.replace(plan, in_flight=plan.stages)
     with pytest.raises(InputError, match="spread"):
         dataclasses.replace(plan, spread=-1)
     with pytest.raises(InputError, match="10 stages"):
-        mxfp4_one_token.make_plan(mxfp4_cases.GPT_OSS, mxfp4_cases.SMS, stages=10)
+        mxfp4_one_token.make_plan(mxfp4_cases.GPT_OSS, SMS, stages=10)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
@@ -55,9 +56,9 @@ def test_without_a_gpu_the_pass_says_so() -> None:
 @pytest.mark.parametrize("combine", ["ordered", "atomic"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: mxfp4_cases.NAMES[shape])
 def test_it_compiles_without_spills(shape: ExpertShape, combine: Combine) -> None:
-    plan = dataclasses.replace(mxfp4_one_token.make_plan(shape, mxfp4_cases.SMS), combine=combine)
+    plan = dataclasses.replace(mxfp4_one_token.make_plan(shape, SMS), combine=combine)
     for lanes in (False, True):
-        cubin = mxfp4_one_token.compile_pass(shape, mxfp4_cases.SMS, dataclasses.replace(plan, lanes=lanes))
+        cubin = mxfp4_one_token.compile_pass(shape, SMS, dataclasses.replace(plan, lanes=lanes))
         assert cubin.spill_bytes == 0
         assert cubin.registers * plan.threads <= 65536
 
@@ -67,7 +68,7 @@ def test_it_compiles_without_spills(shape: ExpertShape, combine: Combine) -> Non
 @pytest.mark.parametrize("combine", ["ordered", "atomic"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: mxfp4_cases.NAMES[shape])
 def test_pass_equals_float64(shape: ExpertShape, combine: Combine) -> None:
-    plan = dataclasses.replace(mxfp4_one_token.make_plan(shape, mxfp4_cases.SMS), combine=combine)
+    plan = dataclasses.replace(mxfp4_one_token.make_plan(shape, SMS), combine=combine)
     for seed in range(3):
         row = mxfp4_cases.check(shape, 1, plan, seed=100 + seed)
         assert row["ok"], row
