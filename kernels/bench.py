@@ -28,6 +28,7 @@ import torch
 from workbench.errors import InputError, UnfitError, WorkbenchError
 from workbench.kernels.bench_case import Case
 from workbench.kernels.bench_cases import builders
+from workbench.kernels.graph_capture import capturing
 from workbench.kernels.roof import SPACE as ROOF_SPACE
 from workbench.kernels.roof import read_roof
 
@@ -43,7 +44,7 @@ def graph_us(launches: Sequence[Callable[[], object]], replays: int = REPLAYS) -
     """Capture the callables in one graph; return the median time a launch in µs and the spread (max - min) / median."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         for launch in launches:
             launch()
     for _ in range(2):

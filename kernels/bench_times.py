@@ -10,6 +10,7 @@ import torch
 
 from workbench.kernels import nvrtc
 from workbench.kernels.budget import wait
+from workbench.kernels.graph_capture import capturing
 
 
 def measure(replay: Callable[[], None], *, repeats: int = 15, warm: int = 3) -> list[float]:
@@ -54,7 +55,7 @@ def graph_times(step: Callable[[], None]) -> tuple[list[float], float]:
     measured = []
     for steps in (1, 3):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             for _ in range(steps):
                 step()
         measured.append(measure(graph.replay))

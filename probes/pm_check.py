@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import WorkbenchError
+from workbench.kernels.graph_capture import capturing
 from workbench.probes.counter_sets import SETS
 from workbench.probes.pm_sampler import INTERVAL_NS, PmSampler
 from workbench.probes.protocol import Capture
@@ -152,7 +153,7 @@ def _small_kernels(target: Any) -> Callable[[], None]:
     body()
     torch.cuda.synchronize(target)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         body()
     return graph.replay
 

@@ -30,6 +30,7 @@ from workbench.kernels import (
     persistent_latent_bench,
     persistent_layout,
 )
+from workbench.kernels.graph_capture import capturing
 from workbench.kernels.latent_reference import LatentModel, make_caches, reference_step, values_of
 from workbench.kernels.latent_shape import LatentShape, LatentWeights, check_weights, weight_bytes
 from workbench.kernels.persistent_shape import rope_table
@@ -522,7 +523,7 @@ def test_the_watchdog_ends_a_step_whose_partner_is_missing(engine: persistent_la
 def test_a_captured_step_replays(engine: persistent_latent.LatentEngine) -> None:
     first = run_three(engine)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(graph):
         engine.step()
     engine.start(9)
     replayed = []

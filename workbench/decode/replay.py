@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from workbench.kernels.graph_capture import capturing
+
 Work = Callable[[], None]
 
 
@@ -31,7 +33,7 @@ def captured(works: Sequence[Sequence[Work]], device: torch.device, *, reset: Wo
         graphs: list[torch.cuda.CUDAGraph] = []
         for piece in pieces:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+            with capturing(graph, pool=graphs[0].pool() if graphs else None):
                 piece()
             graphs.append(graph)
         replays.append([graph.replay for graph in graphs])

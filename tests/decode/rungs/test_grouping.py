@@ -21,6 +21,7 @@ from workbench.decode.rungs.plain import PlainStep
 from workbench.decode.rungs.static import StaticForward
 from workbench.decode.rungs.store import Held
 from workbench.decode.spec import MoE
+from workbench.kernels.graph_capture import capturing
 from workbench.scenario import parse_scenario
 
 CAPACITY = 40
@@ -190,7 +191,7 @@ def test_the_product_in_a_graph(name: str, tp: int, width: int) -> None:
             built.fixed(x, positions)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             out, indices = built.fixed(x, positions)
         for start, step in ((0, 0), (3, 1), (20, 2)):  # all tokens alike, then each its own
             positions.copy_(start + step * torch.arange(width, device=device))

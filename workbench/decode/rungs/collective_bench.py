@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from workbench.errors import UnfitError, WorkbenchError
+from workbench.kernels.graph_capture import capturing
 
 WIDTHS = (1, 4, 8, 16)
 
@@ -38,7 +39,7 @@ def measure(rank: int, world: int, hidden: int, count: int, rounds: int, address
             dist.all_reduce(data)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             _all(data, count)
         captured = _times(graph.replay, count, rounds)
         eager = _times(partial(_all, data, count), count, rounds)

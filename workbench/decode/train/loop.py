@@ -18,6 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from workbench.decode.train.muon import Muon, split_parameters
 from workbench.errors import InputError
+from workbench.kernels.graph_capture import capturing
 
 Compute = Callable[..., tuple[Tensor, ...]]
 
@@ -154,7 +155,7 @@ class Trainer:
         self.graph = torch.cuda.CUDAGraph()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(self.graph):
+        with capturing(self.graph):
             self.outputs = self._update(self.inputs)
 
     def log(self, **row: Any) -> None:
