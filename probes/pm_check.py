@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from workbench.errors import WorkbenchError
-from workbench.kernels.graph_capture import capturing
 from workbench.probes.counter_sets import SETS
 from workbench.probes.pm_sampler import INTERVAL_NS, PmSampler
 from workbench.probes.protocol import Capture
@@ -139,6 +138,8 @@ def check(seconds: float = 2.0, set_name: str = "traffic", interval_ns: int = IN
 def _small_kernels(target: Any) -> Callable[[], None]:
     """Return the replay of a graph of small kernels and products, the shape of a decode step."""
     import torch
+
+    from workbench.kernels.graph_capture import capturing
 
     vector = torch.ones(1, 2880, dtype=torch.bfloat16, device=target)
     weight = torch.ones(2880, 2880, dtype=torch.bfloat16, device=target)
