@@ -7,33 +7,22 @@ Floor: ``StepShape.step_bytes`` over the measured read roof.
 """
 
 import ctypes
-import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
 
-from workbench.errors import InputError, UnfitError
+from workbench.errors import InputError
 from workbench.kernels import nvrtc
 from workbench.kernels.hopper import require_hopper
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
+from workbench.kernels.step_engine import STATE_WORDS, STEP, OneTokenEngine, allocate, load_step
 
 SmallPrefetch = Literal["off", "consumers", "producer"]
 _SMALL: dict[SmallPrefetch, int] = {"off": 0, "consumers": 1, "producer": 2}
 PHASES = ("qkv", "attention", "out", "gate_up", "down")
-FLAGS_AT = 2
-"""Which word of the counters holds error flags."""
-
-STATE_WORDS = 4
-"""Words from the state to the routing: two are used, two keep the routing's alignment."""
-
-_ERRORS = (
-    (1, "a grid barrier timed out"),
-    (2, "the position is beyond the cache"),
-    (4, "the token is outside the vocabulary"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,33 +189,6 @@ def scratch_floats(shape: StepShape, plan: StepPlan) -> int:
     )
 
 
-def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros on ``device``. Raises UnfitError that names the tensor and its bytes where memory runs out."""
-    try:
-        return torch.zeros(extents, dtype=dtype, device=device)
-    except torch.OutOfMemoryError as error:
-        size = math.prod(extents) * dtype.itemsize
-        raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
-
-
-STEP = "the persistent decode step"
-
-
-def load_step(cubin: nvrtc.Cubin, grid: int, threads: int, smem_bytes: int, multiprocessors: int) -> nvrtc.Kernel:
-    """A step's kernel, ready to launch. Raises UnfitError where its CTAs cannot all be resident."""
-    if grid > multiprocessors:
-        raise UnfitError(f"{grid} CTAs cannot be co-resident on {multiprocessors} multiprocessors")
-    kernel = nvrtc.Kernel(cubin, smem_bytes=smem_bytes)
-    if kernel.ctas_per_sm(threads) < 1:
-        raise UnfitError(f"one CTA of {threads} threads, {smem_bytes} bytes does not fit a multiprocessor")
-    return kernel
-
-
-def error_text(flags: int) -> str:
-    """What a step's error flags say."""
-    return f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}"
-
-
 @dataclass(slots=True)
 class StepBuffers:
     """What a step reads and writes besides weights. ``state``: int32 token, position; ``sync``: counters, and at
@@ -311,12 +273,15 @@ def step_arguments(weights: StepWeights, buffers: StepBuffers, capacity: int) ->
     return [ctypes.c_int(item) if isinstance(item, int) else ctypes.c_void_p(item.data_ptr()) for item in tensors]
 
 
-class PersistentEngine:
+class PersistentEngine(OneTokenEngine):
     """A model on one device, decoded one launch a step.
 
-    ``logits`` fp32 [vocab] and ``routing`` int32 [layers, top_k] are of the last step. Steps of one engine are ordered
-    by the stream they are enqueued on; two streams need two engines.
+    ``routing`` int32 [layers, top_k]: experts in order of their logits.
     """
+
+    shape: StepShape
+    plan: StepPlan
+    buffers: StepBuffers
 
     def __init__(
         self,
@@ -340,45 +305,7 @@ class PersistentEngine:
             shared_bytes(shape, self.plan),
             multiprocessors,
         )
-        self._args = step_arguments(weights, self.buffers, capacity)
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Logits of the last step, fp32 [vocab]."""
-        return self.buffers.logits
-
-    @property
-    def routing(self) -> torch.Tensor:
-        """Experts of the last step in order of their logits, int32 [layers, top_k]."""
-        return self.buffers.routing
-
-    def start(self, token: int, position: int = 0) -> None:
-        """Set the token that the next step reads and the position it stands at."""
-        if not 0 <= token < self.shape.vocab:
-            raise InputError(f"token must be 0 to {self.shape.vocab - 1}, not {token}")
-        if not 0 <= position < self.capacity:
-            raise InputError(f"position must be 0 to {self.capacity - 1}, not {position}")
-        self.buffers.state.copy_(torch.tensor([token, position], dtype=torch.int32))
-
-    def step(self) -> None:
-        """Enqueue one step on the current stream; the driver refuses a grid that cannot be co-resident."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        self.kernel.launch(self.plan.grid, self.plan.threads, stream, self._args, cooperative=True)
-
-    def state(self) -> tuple[int, int]:
-        """The next token and its position. Waits for the device."""
-        token, position = self.buffers.state.tolist()
-        return int(token), int(position)
-
-    def check(self) -> None:
-        """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
-        self.refuse(int(self.buffers.sync[FLAGS_AT].item()))
-
-    def refuse(self, flags: int) -> None:
-        """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong."""
-        if flags:
-            self.buffers.sync.zero_()
-            raise UnfitError(error_text(flags))
+        self.arguments = step_arguments(weights, self.buffers, capacity)
 
 
 def weight_bytes(weights: StepWeights) -> int:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.errors import InputError, UnfitError
+from workbench.errors import InputError
 from workbench.kernels import nvrtc
 from workbench.kernels.hopper import require_hopper
 from workbench.kernels.latent_shape import LatentLayer, LatentShape, LatentWeights, check_weights
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
-from workbench.kernels.persistent import FLAGS_AT, STATE_WORDS, STEP, allocate, error_text, load_step
+from workbench.kernels.step_engine import STATE_WORDS, STEP, OneTokenEngine, allocate, load_step
 
 PHASES = ("low", "query", "attention", "values", "out", "gate_up", "down")
 MOST_STAGES = 8
@@ -374,13 +374,16 @@ def step_arguments(
     ]
 
 
-class LatentEngine:
+class LatentEngine(OneTokenEngine):
     """A rank's slice on one device, decoded one launch a step.
 
     ``forced`` int32 [rows, moe layers, top_k] replaces the routers' choice by the row of a token's position, counted
-    modulo its length. ``logits`` fp32 [vocab] and ``routing`` int32 [moe layers, top_k] are of the last step. Steps of
-    one engine are ordered by the stream they are enqueued on; two streams need two engines.
+    modulo its length. ``routing`` int32 [moe layers, top_k].
     """
+
+    shape: LatentShape
+    plan: LatentPlan
+    buffers: LatentBuffers
 
     def __init__(
         self,
@@ -410,48 +413,10 @@ class LatentEngine:
             shared_bytes(shape, self.plan),
             multiprocessors,
         )
-        self._args = step_arguments(weights, self.buffers, capacity, self.forced)
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Logits of the last step, fp32 [vocab]."""
-        return self.buffers.logits
-
-    @property
-    def routing(self) -> torch.Tensor:
-        """Experts of the last step, int32 [moe layers, top_k]."""
-        return self.buffers.routing
-
-    def start(self, token: int, position: int = 0) -> None:
-        """Set the token that the next step reads and the position it stands at."""
-        if not 0 <= token < self.shape.vocab:
-            raise InputError(f"token must be 0 to {self.shape.vocab - 1}, not {token}")
-        if not 0 <= position < self.capacity:
-            raise InputError(f"position must be 0 to {self.capacity - 1}, not {position}")
-        self.buffers.state[:2].copy_(torch.tensor([token, position], dtype=torch.int32))
-
-    def step(self) -> None:
-        """Enqueue one step on the current stream; the driver refuses a grid that cannot be co-resident."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        self.kernel.launch(self.plan.grid, self.plan.threads, stream, self._args, cooperative=True)
-
-    def state(self) -> tuple[int, int]:
-        """The next token and its position. Waits for the device."""
-        token, position = self.buffers.state[:2].tolist()
-        return int(token), int(position)
+        self.arguments = step_arguments(weights, self.buffers, capacity, self.forced)
 
     def reset(self) -> None:
         """Put counters and scratch back to what a first step finds; token, position and caches stay."""
-        self.buffers.sync.zero_()
+        super().reset()
         self.buffers.scratch.fill_(FRESH)
         self.buffers.state[2:].zero_()
-
-    def check(self) -> None:
-        """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
-        self.refuse(int(self.buffers.sync[FLAGS_AT].item()))
-
-    def refuse(self, flags: int) -> None:
-        """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong; the engine is reset."""
-        if flags:
-            self.reset()
-            raise UnfitError(error_text(flags))

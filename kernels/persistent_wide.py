@@ -18,22 +18,14 @@ from workbench.kernels import nvrtc
 from workbench.kernels.hopper import require_hopper
 from workbench.kernels.mxfp4_cuda import SHARED_BYTES
 from workbench.kernels.mxfp4_tiles import UNIT_BYTES
-from workbench.kernels.persistent import STEP, shape_macros
+from workbench.kernels.persistent import shape_macros
 from workbench.kernels.persistent_shape import StepShape, StepWeights, check_weights
+from workbench.kernels.step_engine import STEP, StepEngine, allocate, load_step
 
 MAX_TOKENS = 8
 """Tokens are the MMA's columns, and it has eight."""
 
 PHASES = ("qkv", "attention", "out", "mix", "gate_up", "down", "add")
-FLAGS_AT = 2
-"""Where in ``sync`` a step flags its errors."""
-
-_ERRORS = (
-    (1, "a grid barrier timed out"),
-    (2, "the positions are beyond the cache"),
-    (4, "a token is outside the vocabulary"),
-    (8, "the number of tokens is not one the kernel takes"),
-)
 
 
 class _Choices(TypedDict):
@@ -286,32 +278,23 @@ def make_wide_buffers(shape: StepShape, plan: WidePlan, device: torch.device, ta
     ordered = sorted(set(taps))
     places = [ordered.index(layer) if layer in ordered else -1 for layer in range(shape.layers)]
 
-    def allocate(name: str, extents: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        try:
-            return torch.zeros(extents, dtype=dtype, device=device)
-        except torch.OutOfMemoryError as error:
-            size = dtype.itemsize
-            for extent in extents:
-                size *= extent
-            raise UnfitError(f"{name}: {size} bytes do not fit the memory of {device}") from error
-
     traced = sum(torch.Size(extents).numel() for extents in traced_extents(shape, plan.tokens).values())
     lanes = (plan.grid, shape.layers * len(PHASES) + 1, 3) if plan.lanes else (0,)
     t = plan.tokens
     before = -(-3 * t // 4) * 4  # the experts begin at 16 bytes
-    words = allocate("best tokens and routing", (before + shape.layers * t * shape.top_k,), torch.int32)
+    words = allocate("best tokens and routing", (before + shape.layers * t * shape.top_k,), torch.int32, device)
     return WideBuffers(
-        state=allocate("state", (2 + plan.tokens,), torch.int32),
-        scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32),
-        logits=allocate("logits", (plan.tokens, shape.vocab), torch.float32),
+        state=allocate("state", (2 + plan.tokens,), torch.int32, device),
+        scratch=allocate("scratch", (scratch_floats(shape, plan),), torch.float32, device),
+        logits=allocate("logits", (plan.tokens, shape.vocab), torch.float32, device),
         words=words,
         best=words[t + 1 : 2 * t + 1],
         routing=words[before:].view(shape.layers, t, shape.top_k),
-        sync=allocate("counters", (3 + shape.kv_heads * plan.tokens,), torch.int32),
-        lanes=allocate("lanes", lanes, torch.int64),
-        trace=allocate("trace", (shape.layers, traced) if plan.trace else (0,), torch.float32),
-        hidden=allocate("hidden states", (plan.tokens, shape.hidden), torch.bfloat16),
-        tapped=allocate("taps", (plan.tokens, len(ordered), shape.hidden), torch.bfloat16),
+        sync=allocate("counters", (3 + shape.kv_heads * plan.tokens,), torch.int32, device),
+        lanes=allocate("lanes", lanes, torch.int64, device),
+        trace=allocate("trace", (shape.layers, traced) if plan.trace else (0,), torch.float32, device),
+        hidden=allocate("hidden states", (plan.tokens, shape.hidden), torch.bfloat16, device),
+        tapped=allocate("taps", (plan.tokens, len(ordered), shape.hidden), torch.bfloat16, device),
         tap_of=torch.tensor(places, dtype=torch.int32, device=device),
     )
 
@@ -379,19 +362,16 @@ def check_shared(shape: StepShape, shared: SharedState, device: torch.device) ->
     return capacity
 
 
-def refuse(flags: int) -> None:
-    """Raise UnfitError for a step that flagged errors."""
-    if flags:
-        raise UnfitError(f"decode step: {', '.join(text for bit, text in _ERRORS if flags & bit)}")
-
-
-class WideEngine:
+class WideEngine(StepEngine):
     """A model on one device that scores up to ``plan.tokens`` tokens a launch.
 
     Of a step of n tokens the first n rows of ``logits`` (fp32 [tokens, vocab]), ``routing`` (int32 [layers, tokens,
     top_k]) and ``best`` (int32 [tokens], the argmax after each) are results. Keys and values of all n positions are
     written; the caller keeps what it accepts and lets the next step overwrite the rest.
     """
+
+    plan: WidePlan
+    buffers: WideBuffers
 
     def __init__(
         self,
@@ -406,25 +386,11 @@ class WideEngine:
         self.shape, self.weights, self.shared, self.plan = shape, weights, shared, plan
         self.capacity = check_shared(shape, shared, self.device)
         check_weights(shape, weights, self.device)
-        if plan.grid > multiprocessors:
-            raise UnfitError(f"{plan.grid} CTAs cannot be co-resident on {multiprocessors} multiprocessors")
         self.buffers = make_wide_buffers(shape, plan, self.device, taps)
-        self.kernel = nvrtc.Kernel(compile_wide(shape, plan), smem_bytes=shared_bytes(shape, plan))
-        if self.kernel.ctas_per_sm(plan.threads) < 1:
-            raise UnfitError(
-                f"one CTA of {plan.threads} threads, {self.kernel.smem_bytes} bytes does not fit a multiprocessor"
-            )
-        self._args = wide_arguments(weights, shared, self.buffers, self.capacity)
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """Logits of the last step, fp32 [tokens, vocab]."""
-        return self.buffers.logits
-
-    @property
-    def routing(self) -> torch.Tensor:
-        """Experts of the last step in order of their logits, int32 [layers, tokens, top_k]."""
-        return self.buffers.routing
+        self.kernel = load_step(
+            compile_wide(shape, plan), plan.grid, plan.threads, shared_bytes(shape, plan), multiprocessors
+        )
+        self.arguments = wide_arguments(weights, shared, self.buffers, self.capacity)
 
     def start(self, tokens: list[int], position: int) -> None:
         """Set the tokens that steps read and the position of the first. A step leaves both alone."""
@@ -436,18 +402,6 @@ class WideEngine:
             raise InputError(f"position must be 0 to {self.capacity - len(tokens)}, not {position}")
         state = torch.tensor([len(tokens), position, *tokens], dtype=torch.int32)
         self.buffers.state[: len(state)].copy_(state)
-
-    def step(self) -> None:
-        """Enqueue one step on the current stream; the driver refuses a grid that cannot be co-resident."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        self.kernel.launch(self.plan.grid, self.plan.threads, stream, self._args, cooperative=True)
-
-    def check(self) -> None:
-        """Raise UnfitError if a step since the last check flagged an error. Waits for the device."""
-        flags = int(self.buffers.sync[FLAGS_AT].item())
-        if flags:
-            self.buffers.sync.zero_()
-            refuse(flags)
 
 
 def wide_bytes(shape: StepShape, tokens: int, position: int, distinct: float) -> float:

@@ -510,7 +510,7 @@ def test_the_watchdog_ends_a_step_whose_partner_is_missing(engine: persistent_la
         engine.plan.grid - 1,
         engine.plan.threads,
         torch.cuda.current_stream().cuda_stream,
-        engine._args,
+        engine.arguments,
         cooperative=True,
     )
     with pytest.raises(UnfitError, match="timed out"):

@@ -30,6 +30,7 @@ from workbench.errors import InputError, UnfitError
 from workbench.kernels import persistent as persistent_kernel
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.persistent_shape import check_weights, rope_table
+from workbench.kernels.step_engine import FLAGS_AT
 
 CPU = torch.device("cpu")
 Rung = PersistentForward[persistent_kernel.PersistentEngine]
@@ -118,7 +119,7 @@ class FakeEngine(persistent_kernel.PersistentEngine):
         token, position = self.buffers.state.tolist()
         self.ran.append((token, position))
         if token >= self.shape.vocab or position == self.wrong:
-            self.buffers.sync[persistent_kernel.FLAGS_AT] = 4
+            self.buffers.sync[FLAGS_AT] = 4
             return
         following = (5 * token + position) % self.shape.vocab
         self.buffers.routing[:] = torch.tensor([[following % 8, (following + 1) % 8]] * self.shape.layers)

@@ -11,6 +11,7 @@ from workbench.kernels import latent_reference, nvrtc, persistent_latent, persis
 from workbench.kernels.latent_shape import LatentShape
 from workbench.kernels.persistent_latent import LatentPlan
 from workbench.kernels.persistent_shape import rope_table
+from workbench.kernels.step_engine import FLAGS_AT
 
 Build = Callable[[str, str, Mapping[str, nvrtc.Macro]], ctypes.CDLL]
 TINY, BARE = persistent_latent_bench.TINY, persistent_latent_bench.BARE
@@ -170,6 +171,6 @@ def test_a_bad_state_is_flagged_and_nothing_runs(build_kernel: Build, state: tup
     buffers.state[:2].copy_(torch.tensor(state, dtype=torch.int32))
     arguments = words(persistent_latent.step_arguments(weights, buffers, CAPACITY, None))
     assert library.run_step(arguments, 0) == 0
-    assert buffers.sync[persistent_latent.FLAGS_AT] == flag
+    assert buffers.sync[FLAGS_AT] == flag
     assert not buffers.logits.any()
     assert buffers.scratch.unique().tolist() == [persistent_latent.FRESH]

@@ -208,9 +208,9 @@ def test_a_laned_forward_stamps_every_phase(on_the_cpu: None) -> None:
 def test_a_step_that_went_wrong_is_refused(on_the_cpu: None) -> None:
     target, packed, _ = build()
     forward = rung.wide_forward(target, packed, CAPACITY, 2)
-    with pytest.raises(UnfitError, match="a token is outside the vocabulary"):
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
         forward.prefill(torch.tensor([[5, 500]]))
-    with pytest.raises(UnfitError, match="a token is outside the vocabulary"):
+    with pytest.raises(UnfitError, match="the token is outside the vocabulary"):
         forward.score(torch.tensor([[5]]))
 
 

@@ -27,8 +27,9 @@ from workbench.decode.spec import GQA, ModelSpec
 from workbench.errors import InputError
 from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.mxfp4_layout import restore
-from workbench.kernels.persistent import FLAGS_AT, PHASES, STATE_WORDS, PersistentEngine, StepPlan
+from workbench.kernels.persistent import PHASES, PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
+from workbench.kernels.step_engine import FLAGS_AT, STATE_WORDS
 
 NO_SINK = -1e30
 """A sink that takes no part in the softmax."""

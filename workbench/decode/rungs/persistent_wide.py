@@ -22,7 +22,6 @@ from workbench.decode.spec import ModelSpec
 from workbench.errors import InputError
 from workbench.kernels.persistent_shape import rope_table
 from workbench.kernels.persistent_wide import (
-    FLAGS_AT,
     MAX_TOKENS,
     PHASES,
     WideEngine,
@@ -30,8 +29,8 @@ from workbench.kernels.persistent_wide import (
     compile_wide,
     make_wide_plan,
     new_state,
-    refuse,
 )
+from workbench.kernels.step_engine import FLAGS_AT, refuse
 
 CARD_SMS = 132
 """Multiprocessors of an H100 or H200: what a variant is checked for before there is a card to ask."""
