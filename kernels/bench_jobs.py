@@ -5,11 +5,14 @@ until then has been written.
 """
 
 import json
+import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from workbench.kernels import nvrtc
 from workbench.kernels.budget import Budget, DeviceHangError, leave, save
 
 Job = tuple[str, str, Callable[[], dict[str, Any]]]
@@ -19,6 +22,12 @@ Report = dict[str, Any]
 
 SMS = 132
 """Multiprocessors of an H200: plans and what is compiled ahead are for one card."""
+
+
+def compile_together(jobs: Sequence[Callable[[], nvrtc.Cubin]]) -> int:
+    """Run the compilations, several at a time; needs no GPU. Returns how many there were."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        return len(list(pool.map(lambda job: job(), jobs)))
 
 
 def new_report(budget: Budget, kernels: int) -> Report:

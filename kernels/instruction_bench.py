@@ -13,10 +13,8 @@ import argparse
 import ctypes
 import functools
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import torch
 
 from workbench.errors import WorkbenchError
 from workbench.kernels import nvrtc
-from workbench.kernels.bench_jobs import Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import Job, compile_together, end, new_report, run_jobs
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.hopper import require_hopper
 
@@ -147,8 +145,7 @@ def multiply(quads: int, groups: int) -> dict[str, Any]:
 def compile_all() -> int:
     """Compile every kernel, several at a time; needs no GPU. Returns how many."""
     jobs: list[Callable[[], nvrtc.Cubin]] = [functools.partial(nvrtc.compile_kernel, *build) for build in builds()]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return len(list(pool.map(lambda job: job(), jobs)))
+    return compile_together(jobs)
 
 
 def table_lines(report: dict[str, Any]) -> list[str]:

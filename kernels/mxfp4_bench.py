@@ -7,11 +7,9 @@ included: bytes / time is what a decode step would see.
 
 import argparse
 import functools
-import os
 import statistics
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 
 from workbench.kernels import mxfp4_columns, mxfp4_cuda, mxfp4_lanes, mxfp4_one_token, mxfp4_tiles, nvrtc
-from workbench.kernels.bench_jobs import SMS, Job, Report, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, Report, compile_together, end, new_report, run_jobs
 from workbench.kernels.bench_times import graph_times, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.mxfp4_cases import GLM, GLM_RANK, GPT_OSS, NAMES, QWEN, AnyPlan, build_passes, check
@@ -319,8 +317,7 @@ def compile_all(following: bool = False) -> int:
                 add(shape, tokens, 12, None)
     for _, shape, tokens, options in next_variants() if following else variants():
         add(shape, tokens, 48 if shape is QWEN else 24, options.get("plan"), bool(options.get("split")))
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return len(list(pool.map(lambda job: job(), jobs)))
+    return compile_together(jobs)
 
 
 def _print_table(report: Report) -> None:

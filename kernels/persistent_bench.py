@@ -7,11 +7,9 @@ Prints each result as it comes and the tables last; ``$OUT/persistent_bench.json
 
 import argparse
 import functools
-import os
 import statistics
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_reference
-from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, compile_together, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.mxfp4_tiles import UNIT_WEIGHT_BYTES
@@ -274,8 +272,7 @@ def compile_all(following: bool = False) -> int:
     pairs = [(shape, plan) for shape in (TINY, TWO_LAYERS) for plan in _checked_plans(shape, following)]
     pairs += [(GPT_OSS_20B, plan) for _, plan, _ in (next_plans() if following else plans())]
     jobs += [functools.partial(persistent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return len(list(pool.map(lambda job: job(), jobs)))
+    return compile_together(jobs)
 
 
 def _print_tables(report: dict[str, Any]) -> None:

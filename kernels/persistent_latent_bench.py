@@ -10,11 +10,9 @@ launch gap included, position rising by one a step. Prints each result as it com
 import argparse
 import functools
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ import torch
 
 from workbench.errors import UnfitError
 from workbench.kernels import fp8_tiles, latent_reference, mxfp4_tiles, nvrtc, persistent_latent
-from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, compile_together, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.latent_reference import LatentModel, LatentResult, mxfp4_scale, reference_step
@@ -455,8 +453,7 @@ def compile_all(shape: LatentShape, *, next_round: bool = False) -> int:
     pairs = [(case.shape, case.plan) for case in cases(next_round=next_round)]
     pairs += [(shape, plan) for _, plan in plans(shape, next_round=next_round)]
     jobs += [functools.partial(persistent_latent.compile_step, *pair) for pair in dict.fromkeys(pairs)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return len(list(pool.map(lambda job: job(), jobs)))
+    return compile_together(jobs)
 
 
 def _print_tables(report: dict[str, Any]) -> None:

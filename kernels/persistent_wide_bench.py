@@ -11,11 +11,9 @@ options of the last round instead, most plans that are the default now among the
 import argparse
 import functools
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from typing import Any
 import torch
 
 from workbench.kernels import nvrtc, persistent, persistent_bench, persistent_reference, persistent_wide
-from workbench.kernels.bench_jobs import SMS, Job, end, new_report, run_jobs
+from workbench.kernels.bench_jobs import SMS, Job, compile_together, end, new_report, run_jobs
 from workbench.kernels.bench_times import measure, read_roof
 from workbench.kernels.budget import Budget, wait
 from workbench.kernels.persistent import StepPlan
@@ -351,8 +349,7 @@ def compile_all(*, timings: bool = True, following: bool = False) -> int:
         jobs += [functools.partial(persistent.compile_step, GPT_OSS_20B, plan) for _, plan, _ in ones(following)]
         plans += [(GPT_OSS_20B, plan) for _, plan, _ in (next_variants() if following else variants())]
     jobs += [functools.partial(persistent_wide.compile_wide, *row) for row in dict.fromkeys(plans)]
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        return len(list(pool.map(lambda job: job(), jobs)))
+    return compile_together(jobs)
 
 
 def _print_failure(row: dict[str, Any]) -> None:

@@ -1,3 +1,4 @@
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,12 @@ def test_jobs_are_not_started_when_the_time_is_used_up(monkeypatch: pytest.Monke
     assert report["checks"] == [{"ok": True}]
     assert budget.notes[-1] == "not run: second"
     assert bench_jobs.end(report, budget, hung=False) == 0
+
+
+def test_compilations_run_together_and_a_failure_is_raised() -> None:
+    done: list[int] = []
+    jobs: list[Any] = [functools.partial(done.append, number) for number in range(40)]
+    assert bench_jobs.compile_together(jobs) == 40
+    assert sorted(done) == list(range(40))
+    with pytest.raises(ValueError, match="no such macro"):
+        bench_jobs.compile_together([functools.partial(failing, ValueError("no such macro"))])
