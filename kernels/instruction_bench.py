@@ -48,8 +48,10 @@ EACH = 64
 """Instructions a round of instruction_rates.cu, and blocks in 32 KB of instruction_cache.cu."""
 
 BLOCK_FMAS = 32
-QUADS = (4, 12, 15)
-GROUPS = (1, 2, 3)
+LOOPS = [(size, branch) for branch in (False, True) for size in CACHE_SIZES]
+PRODUCTS = [(quads, groups) for quads in (4, 12, 15) for groups in (1, 2, 3)]
+"""Blocks of 64 x 128 weights, and warp groups that share them."""
+
 ERROR_BOUND = 1e-3
 """Of the products' norm. The tensor cores sum FP8 products in fewer bits than fp32 has."""
 
@@ -73,11 +75,18 @@ def wgmma_build(quads: int, groups: int) -> Build:
 
 def builds() -> list[Build]:
     """Everything that is measured."""
-    caches = [
-        cache_build(size, branch, warps) for size in CACHE_SIZES for branch in (False, True) for warps in CACHE_WARPS
-    ]
-    products = [wgmma_build(quads, groups) for quads in QUADS for groups in GROUPS]
-    return [*caches, *(rate_build(name) for name in KINDS), *products]
+    caches = [cache_build(*loop, warps) for loop in LOOPS for warps in CACHE_WARPS]
+    return [*caches, *(rate_build(name) for name in KINDS), *(wgmma_build(*pair) for pair in PRODUCTS)]
+
+
+def loop_name(size: int, branch: bool) -> str:
+    """How the table calls a loop."""
+    return f"{32 * size} KB{', branches' if branch else ''}"
+
+
+def product_name(quads: int, groups: int) -> str:
+    """How the table calls products."""
+    return f"{quads} blocks, {groups} groups"
 
 
 def swizzled(rows: torch.Tensor) -> torch.Tensor:
@@ -111,7 +120,7 @@ def time_cache(size: int, branch: bool) -> dict[str, Any]:
     given: list[nvrtc.Argument] = [ctypes.c_uint(0xFFFFFFFF), ctypes.c_float(1.0), ctypes.c_float(0.5), _pointer(sink)]
     count = size * EACH * BLOCK_FMAS
     clocks = {warps: _clocks(cache_build(size, branch, warps), 32 * warps, given) / count for warps in CACHE_WARPS}
-    return {"name": f"{32 * size} KB{', branches' if branch else ''}", "table": "cache", "clocks": clocks}
+    return {"name": loop_name(size, branch), "table": "cache", "clocks": clocks}
 
 
 def time_rate(name: str) -> dict[str, Any]:
@@ -135,7 +144,7 @@ def multiply(quads: int, groups: int) -> dict[str, Any]:
     expected = weights.double() @ columns.double().transpose(1, 2)
     error = float((got.double() - expected).norm() / expected.norm())
     return {
-        "name": f"{quads} blocks, {groups} groups",
+        "name": product_name(quads, groups),
         "ok": error < ERROR_BOUND,
         "error_norm": error,
         "clocks": clocks / quads,
@@ -186,16 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(1)
     report = new_report(budget, compile_all())
     jobs: list[Job] = [
-        *(
-            ("checks", "products", functools.partial(multiply, *pair))
-            for pair in ((q, g) for q in QUADS for g in GROUPS)
-        ),
+        *(("checks", product_name(*pair), functools.partial(multiply, *pair)) for pair in PRODUCTS),
         *(("timings", name, functools.partial(time_rate, name)) for name in KINDS),
-        *(
-            ("timings", "cache", functools.partial(time_cache, size, branch))
-            for branch in (False, True)
-            for size in CACHE_SIZES
-        ),
+        *(("timings", loop_name(*loop), functools.partial(time_cache, *loop)) for loop in LOOPS),
     ]
     hung = run_jobs(jobs, report, budget, "instruction_bench.json", ())
     print(json.dumps(report) if options.json else "\n".join(table_lines(report)))

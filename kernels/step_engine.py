@@ -71,12 +71,14 @@ class Shape(Protocol):
 
 
 class Buffers(Protocol):
-    """What an engine asks of a step's buffers."""
+    """What is asked of a step's buffers. ``state`` of one token begins with it and its position; ``words``: what the
+    host reads after a step, in one piece."""
 
     logits: torch.Tensor
     routing: torch.Tensor
     state: torch.Tensor
     sync: torch.Tensor
+    words: torch.Tensor
 
 
 class StepEngine:

@@ -19,6 +19,7 @@ class Buffers:
     routing: torch.Tensor = field(default_factory=lambda: torch.zeros(2, 4, dtype=torch.int32))
     state: torch.Tensor = field(default_factory=lambda: torch.zeros(4, dtype=torch.int32))
     sync: torch.Tensor = field(default_factory=lambda: torch.zeros(8, dtype=torch.int32))
+    words: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int32))
 
 
 class Noted(OneTokenEngine):

@@ -12,7 +12,7 @@ turns, that differ in where they copy to: a loop can run ahead of what it has re
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from workbench.kernels import persistent_layout, persistent_reference
 from workbench.kernels.mxfp4_layout import restore
 from workbench.kernels.persistent import PHASES, PersistentEngine, StepPlan
 from workbench.kernels.persistent_shape import StepShape, StepWeights, expected_weights, rope_table
-from workbench.kernels.step_engine import FLAGS_AT, STATE_WORDS
+from workbench.kernels.step_engine import FLAGS_AT, STATE_WORDS, OneTokenEngine
 
 NO_SINK = -1e30
 """A sink that takes no part in the softmax."""
@@ -119,53 +119,13 @@ def step_weights(target: Target, packed: Sequence[PackedExperts], shape: StepSha
     return StepWeights(**places)
 
 
-class LaunchBuffers(Protocol):
-    """What the forward reads and writes of a launch: ``words`` are ``sync``, ``state`` and the routing in one piece;
-    ``state`` begins with token and position."""
-
-    state: Tensor
-    sync: Tensor
-    words: Tensor
-
-
-class LaunchEngine(Protocol):
-    """A kernel that takes one token through a model: ``PersistentEngine``, ``LatentEngine``."""
-
-    device: torch.device
-    capacity: int
-
-    @property
-    def buffers(self) -> LaunchBuffers:
-        """What a launch reads and writes besides weights."""
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits of the last step, fp32 [vocab]."""
-
-    @property
-    def routing(self) -> Tensor:
-        """Experts of the last step, int32 [layers with experts, top_k]."""
-
-    def start(self, token: int, position: int = 0) -> None:
-        """Set the token that the next step reads and the position it stands at."""
-
-    def step(self) -> None:
-        """Enqueue one step on the current stream."""
-
-    def check(self) -> None:
-        """Raise UnfitError if a step since the last check went wrong; waits for the device."""
-
-    def refuse(self, flags: int) -> None:
-        """Raise UnfitError where ``flags``, read from the counters, say that a step went wrong."""
-
-
-EngineT = TypeVar("EngineT", bound=LaunchEngine)
+EngineT = TypeVar("EngineT", bound=OneTokenEngine)
 
 
 class PersistentReport:
     """What a launch leaves in the host's memory; a step that went wrong is refused where it is read."""
 
-    def __init__(self, engine: LaunchEngine) -> None:
+    def __init__(self, engine: OneTokenEngine) -> None:
         buffers = engine.buffers
         self._engine, self._shape = engine, (len(engine.routing), 1, engine.routing.shape[1])
         self._state, self._routing = len(buffers.sync), len(buffers.sync) + STATE_WORDS
